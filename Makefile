@@ -24,6 +24,8 @@ SONAME := libbraidfs.so.0
 # With the library that cargo has built for its own tests or, at last, by itself.
 PYTHON_UNIT := BRAIDFS_LIBRARY=$(abspath $(TARGET))/debug/deps/libbraidfs_c.so PYTHONPATH=python PYTHONDONTWRITEBYTECODE=1 \
 	python3 -m unittest discover -s python/tests -p test_braidfs.py
+# The commit that `make semver` compares with.
+BASELINE ?= $(shell sed -n 's/^[0-9a-f]\{40\}$$/&/p' scripts/api-baseline)
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 # Patterns are the shell's: the pages are there only after the first line of the recipe.
 NAMES := braidfs.8 braidfs-*.8 mkfs.braidfs.8 mount.braidfs.8 umount.braidfs.8 fsck.braidfs.8
@@ -41,7 +43,7 @@ UDEV_RULE := $(DESTDIR)$(LIBDIR)/udev/rules.d/60-braidfs.rules
 UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service braidfs@.service)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy heavy-long semver top-picture dashboard-picture watch-cost watch-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps lib wheel python python-unit install install-lib uninstall deb deb-test deb-test-built dist blkid-test recovery-bench sync-bench resize-kill device-kill tenant-kill tenant-rates supervise-kills supervise-peers upgrade-rounds upgrade-peers upgrade-from small-files dist-test clean
+.PHONY: help build demo bench test fmt clippy doc api unit heavy heavy-long semver top-picture dashboard-picture watch-cost watch-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps deps-test lib wheel python python-built python-unit install install-lib uninstall deb deb-test deb-test-built dist blkid-test recovery-bench sync-bench resize-kill device-kill tenant-kill tenant-rates supervise-kills supervise-peers upgrade-rounds upgrade-peers upgrade-from small-files dist-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -60,12 +62,11 @@ wheel: lib ## the Python package with the C library in it, target/wheel/braidfs-
 	install -m 755 -s $(TARGET)/release/libbraidfs_c.so $(TARGET)/wheel/source/braidfs/libbraidfs.so
 	python3 -m pip wheel -q --no-deps -w $(TARGET)/wheel $(TARGET)/wheel/source
 
-python: wheel ## tests of the wheel with fsspec, pandas and pyarrow, in target/venv (pip fetches them; two minutes)
-	[ -x $(TARGET)/venv/bin/pip ] || python3 -m venv $(TARGET)/venv
-	$(TARGET)/venv/bin/pip install -q pytest fsspec pandas pyarrow mypy
-	$(TARGET)/venv/bin/pip install -q --force-reinstall --no-deps $(TARGET)/wheel/braidfs-*.whl
-	cd $(TARGET) && venv/bin/python -m pytest -q -p no:cacheprovider $(CURDIR)/python/tests
-	cd $(TARGET) && venv/bin/mypy --strict --allow-untyped-calls --ignore-missing-imports -p braidfs
+python: lib ## tests of the wheel with fsspec, pandas and pyarrow, in target/venv (pip fetches them; two minutes)
+	@scripts/python-tests.sh $(TARGET)/release/libbraidfs_c.so
+
+python-built: ## the same with the library that was built for the tests; says so where pip can fetch nothing
+	@scripts/python-tests.sh $(TARGET)/debug/deps/libbraidfs_c.so --or-skip
 
 python-unit: ## tests of the Python package that need no other package
 	$(CARGO) build -p braidfs-capi
@@ -86,8 +87,9 @@ aging: deps ## file systems that age: filled to 70 to 95 %, overwritten and chur
 	$(CARGO) run --release -p braidfs-cli -- bench aging -o $(or $(JSON),$(TARGET)/aging.json) $(if $(DOCS),--docs docs) $(AGING)
 
 # Mounted is what cargo has built for the tests: nothing more to compile, and it checks the order of its locks and asserts.
-test: layers fmt clippy unit heavy ## everything that must pass before a change goes in (some 20 minutes on two cores, compiling included)
-	BRAIDFS_BIN=$(TARGET)/debug/braidfs python3 scripts/test-mount.py
+test: deps-test layers api fmt clippy doc unit heavy ## everything that must pass before a change goes in (some 20 minutes on two cores, compiling included)
+	BRAIDFS_BIN=$(TARGET)/debug/braidfs python3 scripts/test-mount.py --jobs 2
+	@$(MAKE) --no-print-directory python-built deb-test-built
 
 fmt: ## is everything formatted
 	$(CARGO) fmt --all --check
@@ -95,6 +97,9 @@ fmt: ## is everything formatted
 clippy: ## lints, warnings are errors
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) clippy -p braidfs-testkit --all-targets --features schedule,planted-bugs -- -D warnings
+
+doc: ## the documentation of the two public crates, warnings are errors
+	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --no-deps -p braidfs-fs -p braidfs
 
 unit: ## tests of all crates but the heavy ones
 	$(CARGO) test --workspace --exclude braidfs-testkit
@@ -219,11 +224,12 @@ watch-instructions: build ## the same in instructions that the server executes f
 	@command -v valgrind >/dev/null || scripts/deps.sh valgrind
 	@scripts/watch-cost.py --instructions
 
-semver: ## has the interface of braidfs-fs changed against the last release, or BASELINE=REVISION (cargo install cargo-semver-checks; 2 minutes)
+semver: ## what has changed in the interfaces of braidfs-fs and braidfs since BASELINE (default: the one in scripts/api-baseline), by cargo-semver-checks (5 minutes)
 	@command -v cargo-semver-checks >/dev/null || { echo "cargo-semver-checks is missing: cargo install cargo-semver-checks" >&2; exit 1; }
-	@baseline="$(or $(BASELINE),$(shell git describe --tags --abbrev=0 --match 'v*' 2>/dev/null))"; \
-		[ -n "$$baseline" ] || { echo "no release is tagged yet (v*): make semver BASELINE=REVISION" >&2; exit 2; }; \
-		$(CARGO) semver-checks -p braidfs-fs --baseline-rev "$$baseline"
+	$(CARGO) semver-checks -p braidfs-fs -p braidfs --baseline-rev "$(BASELINE)"
+
+api: ## are the public interfaces, of Rust and of C, what crates/{fs,engine,capi}/api.txt say; BLESS=1 writes these anew
+	@scripts/check-api.py $(if $(BLESS),--bless)
 
 models: ## locks, look-ups and opens that write no common line, under loom: every order of threads and of their stores (a minute)
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" $(CARGO) test --release -p braidfs-sync --lib models
@@ -252,6 +258,9 @@ xfstests: ## generic tests of the built checkout XFSTESTS=PATH, TESTS="-g quick"
 
 deps: ## checks for needed commands, installs them when root
 	@scripts/deps.sh
+
+deps-test: ## the same, and what some tests need, which skip without
+	@scripts/deps.sh --tests
 
 install: build ## the binary, helpers for mount(8) and fsck(8), man pages, documentation, completions, udev rule, systemd units
 	install -D -m 755 $(BUILT) $(DESTDIR)$(PREFIX)/bin/braidfs

@@ -35,10 +35,11 @@
 extern "C" {
 #endif
 
-/* An open volume, file, listing. */
+/* An open volume, file, listing; what was read without a copy. */
 typedef struct braidfs_volume braidfs_volume;
 typedef struct braidfs_file braidfs_file;
 typedef struct braidfs_dir braidfs_dir;
+typedef struct braidfs_pinned braidfs_pinned;
 
 /* Flags of braidfs_file_open: exactly one of the first three. These are numbers of braidfs, not those of <fcntl.h>. */
 #define BRAIDFS_O_RDONLY 0x0u
@@ -109,6 +110,12 @@ struct braidfs_statvfs {
 	uint64_t inodes;
 	uint64_t inodes_free;
 	uint64_t reserved[4];
+};
+
+/* Bytes of a file where the cache has them, laid out as a struct iovec. */
+struct braidfs_piece {
+	const void *data; /* at most 4096 bytes, not to be written */
+	size_t size;
 };
 
 struct braidfs_dirent {
@@ -182,6 +189,14 @@ int64_t braidfs_pwrite(const braidfs_file *file, const void *data, size_t size, 
 int64_t braidfs_read(const braidfs_file *file, void *buffer, size_t size);
 int64_t braidfs_write(const braidfs_file *file, const void *data, size_t size);
 int64_t braidfs_lseek(const braidfs_file *file, int64_t offset, uint32_t whence);
+
+/* braidfs_pread without a copy: the bytes read, and in *pinned what keeps them, also where they are 0. They are those of one moment,
+ * and stay as they are until braidfs_unpin, whatever becomes of the file, which may be closed before; the volume may not
+ * (-EBUSY). What is pinned counts as memory of the cache: -ENOMEM where it would be more than a quarter of it (of a tenant: of its
+ * ceiling). braidfs_pinned_pieces answers how many pieces there are, and where, in the order of the file: holes are zeros. */
+int64_t braidfs_read_pinned(const braidfs_file *file, size_t size, int64_t offset, braidfs_pinned **pinned);
+int64_t braidfs_pinned_pieces(const braidfs_pinned *pinned, const struct braidfs_piece **pieces);
+int braidfs_unpin(braidfs_pinned *pinned);
 
 /* When it returns, the file survives a crash: its data, its attributes (with `data_only` its size alone) and every name on its
  * path; of a directory, its entries. */

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Do the links between pages lead anywhere? Each relative link of README.md, docs/, python/README.md and contrib/ names a file that is
-there, and a heading of it; docs/SUMMARY.md, the site's table of contents, lists every page of docs/ once."""
+there, and a heading of it; docs/SUMMARY.md, the site's table of contents, lists every page of docs/ once; what is quoted as
+`braidfs WORD` is a command of crates/cli/src/main.rs."""
 
+import itertools
 import pathlib
 import re
 import sys
@@ -43,12 +45,28 @@ def broken(page):
             yield f"{target}: no such heading"
 
 
+def commands():
+    """Names of the commands that there are."""
+    source = (ROOT / "crates/cli/src/main.rs").read_text()
+    variants = re.search(r"^enum Command \{$(.*?)^\}$", source, re.M | re.S)[1]
+    names = re.findall(r"^    ([A-Z]\w*)[({,]", variants, re.M)
+    return {re.sub(r"(?<=.)(?=[A-Z])", "-", name).lower() for name in names} | {"help"}
+
+
+def no_commands(page, known):
+    """Words that stand for commands, and are none. A word in capitals, or with an ellipsis, stands for any."""
+    for word in re.findall(r"(?:`|^    (?:sudo )?|&& )braidfs ([a-z][a-z-]*)", page.read_text(), re.M):
+        if word not in known:
+            yield f"`braidfs {word}`: no such command"
+
+
 def main():
+    known = commands()
     pages = sorted(DOCS.rglob("*.md"))
     found = [
         f"{page.relative_to(ROOT)}: {what}"
         for page in [ROOT / "README.md", ROOT / "python/README.md", ROOT / "contrib/sqlite/README.md", *pages]
-        for what in broken(page)
+        for what in itertools.chain(broken(page), no_commands(page, known))
     ]
     listed = [str(DOCS / link) for link in LINK.findall((DOCS / "SUMMARY.md").read_text())]
     for page in pages:

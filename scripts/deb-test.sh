@@ -67,6 +67,8 @@ boot() {
     ' sh "$root"
 }
 
+boot <<<true || cannot "${1:-}" "no mount and PID namespace, or none of /dev, /proc and /sys in it"
+
 snapshot() { (cd "$root" && find etc usr var/lib sbin lib bin -xdev ! -path 'var/lib/dpkg/*' ! -path 'usr/share/doc/*' | sort); }
 snapshot >"$work/before"
 

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Checks for the commands that the build, the tests and the demo use. Missing ones are installed by apt-get when this
-# runs as root, else one line says what to install. With arguments: those Debian packages instead.
+# runs as root, else one line says what to install. With arguments: those Debian packages instead; --tests: those, too, that
+# only some tests need, which say that they skip without.
 set -euo pipefail
 
 packages=()
-if [ $# -gt 0 ]; then
+optional=()
+if [ "${1:-}" != --tests ] && [ $# -gt 0 ]; then
     packages=("$@")
 else
     want() { command -v "$1" >/dev/null 2>&1 || packages+=("$2"); } # COMMAND PACKAGE
@@ -22,18 +24,37 @@ else
     want file file
     want valgrind valgrind
     want nbdkit nbdkit
-    want find findutils
     [ -x /usr/bin/time ] || packages+=(time) # not the shell's
     python3 -c 'import sqlite3' 2>/dev/null || packages+=(libpython3-stdlib)
+    if [ "${1:-}" = --tests ]; then
+        may() { command -v "$1" >/dev/null 2>&1 || optional+=("$2"); }
+        may g++ g++
+        may pkg-config pkg-config
+        may systemd-analyze systemd
+        may man man-db
+        may groff groff-base
+        may zsh zsh
+        may fish fish
+        may debootstrap debootstrap
+        may dpkg-shlibdeps dpkg-dev
+        [ -e /usr/include/sqlite3ext.h ] || optional+=(libsqlite3-dev)
+        python3 -c 'import venv, ensurepip' 2>/dev/null || optional+=(python3-venv)
+    fi
 fi
 command -v cargo >/dev/null 2>&1 || { echo "deps: cargo is missing: install Rust (https://rustup.rs)" >&2; exit 1; }
-[ ${#packages[@]} -eq 0 ] && exit 0
+install() { apt-get install -y -qq --no-install-recommends "$@" >/dev/null; }
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    echo "deps: installing ${packages[*]}"
     export DEBIAN_FRONTEND=noninteractive
-    install() { apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null; }
-    install 2>/dev/null || { apt-get update -qq && install; }
+    if [ ${#packages[@]} -gt 0 ]; then
+        echo "deps: installing ${packages[*]}"
+        install "${packages[@]}" 2>/dev/null || { apt-get update -qq && install "${packages[@]}"; }
+    fi
+    if [ ${#optional[@]} -gt 0 ]; then
+        echo "deps: installing ${optional[*]}"
+        install "${optional[@]}" 2>/dev/null || { apt-get update -qq && install "${optional[@]}"; } ||
+            echo "deps: ${optional[*]} cannot be installed: some tests will say that they skip" >&2
+    fi
 else
-    echo "deps: please install these packages: ${packages[*]}" >&2
-    exit 1
+    [ ${#optional[@]} -eq 0 ] || echo "deps: with these packages more tests run: ${optional[*]}" >&2
+    [ ${#packages[@]} -eq 0 ] || { echo "deps: please install these packages: ${packages[*]}" >&2; exit 1; }
 fi

@@ -12,6 +12,7 @@ mounts every braidfs with these options first.
 """
 
 import contextlib
+import fcntl
 import os
 import pathlib
 import pickle
@@ -302,9 +303,34 @@ def why_no_rings():
     return None
 
 
+_SWITCH_HELD = False
+
+
+@contextlib.contextmanager
+def _switch_held():
+    """No other process has the switch set meanwhile. Again inside of itself it does nothing."""
+    global _SWITCH_HELD
+    if _SWITCH_HELD:
+        yield
+        return
+    with open(RING_SWITCH, encoding="ascii") as switch:
+        fcntl.flock(switch, fcntl.LOCK_EX)
+        _SWITCH_HELD = True
+        try:
+            yield
+        finally:
+            _SWITCH_HELD = False
+
+
 @contextlib.contextmanager
 def rings(allowed):
-    """The kernel's switch for FUSE over io_uring is set for a test, and set back, which the log tells."""
+    """The kernel's switch for FUSE over io_uring is set for a test, and set back, which the log tells. It is one for the
+    whole machine: another process that wants it set waits for the end of this block."""
+    with _switch_held():
+        yield from _switched(allowed)
+
+
+def _switched(allowed):
     before = RING_SWITCH.read_text().strip()
     wanted = "Y" if allowed else "N"
     if before != wanted:
@@ -325,6 +351,8 @@ class BraidFs(Volume):
     def __init__(self, directory, name, size, binary):
         super().__init__(directory, name, size)
         self.binary = binary
+        # others that may serve it, too
+        self.programs = []
 
     def mkfs(self, *options):
         self.image.unlink(missing_ok=True)
@@ -348,15 +376,16 @@ class BraidFs(Volume):
         return run(self.binary, "fsck", *options, self.image, ok=None)
 
     def daemons(self):
-        """Process ids of the daemons that serve this mount point (which no other volume has)."""
-        found = []
+        """Process ids of the daemons that serve this mount point (which no other volume has), of our program or of one of
+        `self.programs`."""
+        found, ours = [], {os.path.realpath(p) for p in (self.binary, *self.programs)}
         for entry in pathlib.Path("/proc").glob("[0-9]*"):
             try:
                 argv = (entry / "cmdline").read_bytes().split(b"\0")
                 exe = os.readlink(entry / "exe").removesuffix(" (deleted)")
             except OSError:
                 continue
-            if exe == os.path.realpath(self.binary) and os.fsencode(str(self.mnt)) in argv:
+            if exe in ours and os.fsencode(str(self.mnt)) in argv:
                 found.append(int(entry.name))
         return [pid for pid in found if is_running(pid)]
 

@@ -1,6 +1,11 @@
 # Sourced by scripts that have PostgreSQL and git work on a mount while something happens to it, behind lib.sh. The mount is
 # $WORK/v; a load ends when the file $stop exists, or with its first error.
-#   loads_init           PostgreSQL and an empty repository on the mount
+#   loads_volume OPTIONS a volume, mounted so, with its log in $WORK/log; on it PostgreSQL and an empty repository
+#   loads_start GC       all three of those below, as $pg, $notes and $git
+#   loads_run WHEN       ends the script where one of them has ended
+#   loads_are_whole N EVENT WHAT
+#                        nothing that was acknowledged is missing, the log tells of EVENT N times (WHAT says what that is), fsck
+#                        finds nothing; the volume is unmounted
 #   pgbench_load         pgbench again and again; what it printed is in $WORK/pgbench
 #   note_inserts         see pg.sh
 #   git_load GC          commits, numbered in their subjects, after each GC of them a gc (0: never). With GIT_SYNC set the
@@ -18,7 +23,12 @@ repo=$WORK/v/repo
 export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b GIT_CONFIG_NOSYSTEM=1 \
     GIT_CONFIG_GLOBAL=/dev/null
 
-loads_init() {
+loads_volume() { # OPTIONS
+    build_braidfs
+    "$BRAIDFS" mkfs --quiet --size 4G "$WORK/v.img"
+    mkdir -p "$WORK/v"
+    MOUNTS+=(v)
+    "$BRAIDFS" --log-file "$WORK/log" mount -o "$1" "$WORK/v.img" "$WORK/v"
     pg_init 5 checkpoint_timeout=30s
     git init -q "$repo"
     git -C "$repo" config gc.auto 0
@@ -26,6 +36,38 @@ loads_init() {
     git -C "$repo" config core.fsyncMethod fsync
     git_sync
     : >"$WORK/pgbench" >"$WORK/commits" >"$WORK/commits.git" >"$WORK/acknowledged"
+}
+
+loads_start() { # GC
+    pgbench_load &
+    pg=$!
+    note_inserts >>"$WORK/acknowledged" 2>"$WORK/notes.now" &
+    notes=$!
+    (git_load "$1") >"$WORK/git.now" 2>&1 &
+    git=$!
+}
+
+loads_said() { tail -n 5 "$WORK/pgbench.now" "$WORK/notes.now" "$WORK/git.now"; }
+
+loads_run() { # WHEN
+    local job
+    for job in "$pg" "$notes" "$git"; do
+        kill -0 "$job" 2>/dev/null || {
+            touch "$stop"
+            die "$1: a load has ended: $(loads_said)"
+        }
+    done
+}
+
+loads_are_whole() { # N EVENT WHAT
+    local count
+    nothing_is_missing
+    git_is_whole
+    pg_end
+    count=$(grep -c "$2" "$WORK/log")
+    [ "$count" = "$1" ] || die "$3 $count times by the log, not $1"
+    unmount v
+    check_braidfs v.img || die "fsck finds something"
 }
 
 # -n: else pgbench empties its history, and the sums could not agree.

@@ -21,37 +21,25 @@ find_server() {
 }
 # Whether a process that opens by path finds the volume.
 serves() { find_server; [ -n "$serving" ] && [ "$serving" != "$1" ] && [ -e "$repo/.git" ]; }
-loads_start() {
-    pgbench_load &
-    pg=$!
-    note_inserts >>"$WORK/acknowledged" 2>/dev/null &
-    notes=$!
-    (GIT_SYNC=1 git_load 0) >"$WORK/git.now" 2>&1 &
-    git=$!
-}
 
-build_braidfs
-"$BRAIDFS" mkfs --quiet --size 4G "$WORK/v.img"
-mkdir -p "$WORK/v"
-MOUNTS+=(v)
-"$BRAIDFS" --log-file "$WORK/log" mount -o "supervise=$((2 * kills))/86400${OPTIONS:+,$OPTIONS}" "$WORK/v.img" "$WORK/v"
-loads_init
+loads_volume "supervise=$((2 * kills))/86400${OPTIONS:+,$OPTIONS}"
+export GIT_SYNC=1
 find_server
 first=$parent
 [ -n "$parent" ] && [ -n "$serving" ] || die "no supervised mount"
 
 times=$WORK/times answers=0 unsynced=0 errors=0
 for ((round = 1; round <= kills; round++)); do
-    loads_start
+    loads_start 0
     # at least two commits, and a transaction; then at some moment of the next ones
     want=$(($(wc -l <"$WORK/commits") + 2)) noted=$(wc -l <"$WORK/acknowledged")
     for ((n = 0; n < 1200; n++)); do
         [ "$(wc -l <"$WORK/commits")" -ge "$want" ] && [ "$(wc -l <"$WORK/acknowledged")" -gt "$noted" ] && break
         sleep 0.05
     done
-    ((n < 1200)) || die "round $round: the loads do nothing: $(cat "$WORK/git.now")"
+    ((n < 1200)) || die "round $round: the loads do nothing: $(loads_said)"
     sleep "0.$((RANDOM % 10))"
-    for job in "$pg" "$notes" "$git"; do kill -0 "$job" 2>/dev/null || die "round $round: a load ended before the kill: $(cat "$WORK/git.now" "$WORK/pgbench.now")"; done
+    loads_run "round $round"
     exec 9<>"$WORK/v/open"
     find_server
     begun=$(date +%s%3N)
@@ -75,17 +63,11 @@ for ((round = 1; round <= kills; round++)); do
     pg_start checkpoint_timeout=30s
 done
 
-nothing_is_missing
 answers=$(answered "$WORK/pgbench")
 rows=$(sql -c 'select count(*) from pgbench_history')
 # three clients, each with one transaction that may have been done and not answered
 ((rows >= answers && rows <= answers + 3 * kills)) || die "pgbench had $answers transactions answered, $rows are there"
-git_is_whole
-pg_end
-mounted=$(grep -c 'mounted again' "$WORK/log")
-[ "$mounted" = "$kills" ] || die "mounted again $mounted times by the log, not $kills"
-unmount v
-check_braidfs v.img || die "fsck finds something"
+loads_are_whole "$kills" 'mounted again' 'mounted again'
 say "supervise-peers: $kills kills, mounted again after $(sort -n "$times" | awk '{ t[NR] = $1 } END { print t[int((NR + 1) / 2)] " ms (median), " t[NR] }') ms" \
     "(longest); $answers transactions that pgbench had answered, $last acknowledged inserts, $commits commits: none missing ($unsynced" \
     "times one whose directories were not synced yet); $errors errors of clients; amcheck, checksums, git fsck and fsck clean"

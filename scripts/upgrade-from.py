@@ -7,8 +7,6 @@ built. REV: the last commit before this one that changed the engine or the front
 that is said, and what is open must go on with the program that served it.
 """
 
-import contextlib
-import multiprocessing
 import os
 import pathlib
 import shutil
@@ -20,7 +18,7 @@ import time
 import fslib
 from fslib import BraidFs, Failed, run
 from mount_tests.common import must, same
-from mount_tests.upgrade import BACK, Held, LOADS, server, work
+from mount_tests.upgrade import BACK, Held, loaded, server
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ROUNDS = int(os.environ.get("ROUNDS") or 5)
@@ -55,29 +53,6 @@ def build(rev):
         subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", tree], check=False, capture_output=True)
         shutil.rmtree(tree, ignore_errors=True)
     return kept
-
-
-@contextlib.contextmanager
-def loaded(top):
-    """All loads of the mount tests; each error and each wrong byte is a failure. How much was done is in what this gives."""
-    stop, failures = multiprocessing.Event(), multiprocessing.Queue()
-    counts = {kind: multiprocessing.Array("q", 1) for kind in LOADS}
-    load = [multiprocessing.Process(target=work, args=(kind, top, 0, stop, counts[kind], failures)) for kind in LOADS]
-    for process in load:
-        process.start()
-    done = {}
-    try:
-        yield done
-    finally:
-        stop.set()
-        for process in load:
-            process.join(60)
-            if process.is_alive():
-                process.kill()
-                raise Failed("a process of the load hangs")
-    must(failures.empty(), f"{failures.get() if not failures.empty() else ''}")
-    done.update({kind: c[0] for kind, c in counts.items()})
-    must(all(done.values()), f"no work was done: {done}")
 
 
 class Both:

@@ -5,6 +5,8 @@ import errno
 import gc
 import io
 import os
+import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +19,15 @@ from unittest import mock
 
 import braidfs
 from braidfs._file import flags_of
+
+
+class Documented(unittest.TestCase):
+    def test_the_block_of_the_page_does_what_it_says(self):
+        page = pathlib.Path(__file__).resolve().parents[2] / "docs" / "embedding.md"
+        block = re.search(r"^```python\n(.*?)^```$", page.read_text(), re.M | re.S)[1]
+        with tempfile.TemporaryDirectory() as place:
+            ran = subprocess.run([sys.executable, "-c", block], cwd=place, capture_output=True, text=True)
+        self.assertEqual((ran.returncode, ran.stdout, ran.stderr), (0, "['1']\n", ""))
 
 
 class OnAnImage(unittest.TestCase):

@@ -1,4 +1,4 @@
-"""Limits of users and of directories, asked by real users."""
+"""Limits of users, groups and directories, asked by real users."""
 
 import contextlib
 import errno
@@ -216,6 +216,54 @@ def quota_of_a_directory(volume, _top):
 
 
 @check(seconds=120)
+def quota_of_a_group(volume, _top):
+    """All files of the group count, whoever owns them; chgrp moves them, by their owner only where there is room; what is told elsewhere."""
+    with volume_with(volume) as own:
+        group = 1234
+        whose = ("--group", str(group))
+        top = own.mnt / "d"
+        top.mkdir()
+        os.chown(top, 0, group)
+        top.chmod(0o2777)
+        quota(own, "set", *whose, "--space", str(50 * BLOCK), "--inodes", "5")
+        same(fills(own, "d/f", MIB), (50 * BLOCK, errno.EDQUOT), "written, and the error")
+        same(as_nobody(lambda: os.stat(top / "f").st_gid), group, "inherited")
+        same(used(own, *whose), (50, 2), "used")
+        with open(top / "f", "ab", buffering=0) as f:
+            f.write(b"r" * BLOCK)
+            os.fsync(f.fileno())
+        same(used(own, *whose), (51, 2), "used beyond the limit by root")
+        # its owner gives it to a group of his
+        quota(own, "set", "--group", "nogroup", "--space", str(20 * BLOCK))
+
+        def give():
+            with refused(errno.EDQUOT):
+                os.chown(top / "f", -1, NOBODY)
+            return os.stat(top / "f").st_gid
+
+        same(as_nobody(give), group, "the group after a refusal")
+        os.chown(top / "f", -1, NOBODY)
+        same((used(own, *whose), used(own, "--group", "nogroup")), ((0, 1), (51, 1)), "used after chgrp by root")
+        listed = quota(own, "report")
+        limited = [(q["group"], q["space"]) for q in listed if q["space"]]
+        same(limited, [(group, 50 * BLOCK), (NOBODY, 20 * BLOCK)], "limits in the report")
+        _, text = run(own.binary, "stats", "--json", own.mnt)
+        same([(q["group"], q["used"]) for q in json.loads(text)["quotas"]], [(group, 0), (NOBODY, 51 * BLOCK)], "stats")
+        _, text = run(own.binary, "top", "--batch", "-n", "1", "-d", "0.1", own.mnt)
+        must("limit of group 65534: 255 %" in text, text)
+        run("sync", "-f", own.mnt)
+        told = [(q["user"], q["group"], q["used"], q["inodes_used"]) for q in quota(own, "report") if q["inodes_used"]]
+        own.umount()
+        _, text = run(own.binary, "fsck", "-f", "--json", own.image)
+        counted = [(u.get("user"), u.get("group"), u["bytes"], u["inodes"]) for u in json.loads(text)["usage"]]
+        same(counted, told, "what fsck counts")
+        own.mount()
+        same(used(own, "--group", "nogroup"), (51, 1), "used after a remount")
+        quota(own, "remove", "--group", "nogroup")
+        quota(own, "remove", *whose)
+
+
+@check(seconds=120)
 def quota_survives_a_kill(volume, _top):
     """kill -9 while a user writes: the limit holds after it, and what is used is what there is."""
     with volume_with(volume) as own:
@@ -248,6 +296,10 @@ def quota_commands_refuse(volume, _top):
             (("set", "--space", "1M"), 1, "required"),
             (("set", "--user", "root", "--space", "1M"), 1, "root"),
             (("set", "--user", "nobody knows", "--space", "1M"), 1, "no such user"),
+            (("set", "--group", "nobody knows", "--space", "1M"), 1, "no such group"),
+            (("set", "--group", "0", "--space", "1M"), 1, "root"),
+            (("show", "--group", "7"), 1, "group 7 has no limits"),
+            (("set", "--group", "7", *ME, "--space", "1M"), 1, "cannot be used with"),
             (("set", *ME, "--space", "1M", "--soft-space", "2M"), 1, "not above"),
             (("show", *ME), 1, "has no limits"),
             (("remove", "--directory", own.mnt), 1, "has no limits"),
@@ -263,3 +315,58 @@ def quota_commands_refuse(volume, _top):
         quota(own, "set", *ME, "--space", "1M")
         two = subprocess.run([*setpriv, own.binary, "quota", "report", own.mnt], capture_output=True, text=True)
         must(two.returncode == 0 and f"user {NOBODY}" in two.stdout, f"{two.returncode}: {two.stdout}{two.stderr}")
+
+
+@contextlib.contextmanager
+def written_and_open(path, blocks):
+    """A process of nobody's has written that, and keeps the file open: the kernel writes back what is closed."""
+    written, tell = os.pipe()
+    wait, end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(end)
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+            for _ in range(blocks):
+                os.write(fd, b"f" * BLOCK)
+            os.write(tell, b"w")
+            os.read(wait, 1)
+        finally:
+            os._exit(0)
+    for fd in tell, wait:
+        os.close(fd)
+    try:
+        same(os.read(written, 1), b"w", "what the writer says")
+        yield
+    finally:
+        for fd in end, written:
+            os.close(fd)
+        os.waitpid(pid, 0)
+
+
+@check
+def quota_of_what_was_accepted_before_an_upgrade(volume, _top):
+    """What the kernel holds back counts for the process that serves next, also where that is the old one again: what a `write` took
+    is written."""
+    point = volume.image.with_suffix(".point")
+    os.environ["BRAIDFS_TEST_UPGRADE"] = str(point)
+    try:
+        for code in 0, 32:
+            with volume_with(volume, "transport=dev", "commit=300") as own:
+                quota(own, "set", *ME, "--space", str(300 * BLOCK))
+                with written_and_open(own.mnt / "f", 200):
+                    if code:
+                        point.write_text("new-mounted fail")
+                    run(own.binary, "upgrade", own.mnt, ok=(code,))
+                    same(fills(own, "g", MIB), (100 * BLOCK, errno.EDQUOT), f"written after exit code {code}")
+                for name in "f", "g":
+                    with open(own.mnt / name, "rb") as file:
+                        os.fsync(file.fileno())
+                own.settle()
+                same(used(own, *ME), (300, 2), "used")
+    finally:
+        del os.environ["BRAIDFS_TEST_UPGRADE"]
+        point.unlink(missing_ok=True)

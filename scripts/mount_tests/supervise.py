@@ -23,13 +23,27 @@ DEAD = (errno.ENOTCONN, errno.ECONNABORTED, errno.EIO)
 
 
 def parent_of(pid):
-    return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    with contextlib.suppress(OSError):
+        return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return None
+
+
+def name_of(pid):
+    with contextlib.suppress(OSError):
+        return pathlib.Path(f"/proc/{pid}/comm").read_text().strip()
+    return None
 
 
 def both(v):
     """The process that looks on, and the one that serves (None while there is none)."""
-    pids = v.daemons()
-    parents = [pid for pid in pids if pathlib.Path(f"/proc/{pid}/comm").read_text().strip() == "braidfs-superv"]
+    # one that becomes another program has that one's name for a moment
+    end = time.monotonic() + 2
+    while True:
+        pids = v.daemons()
+        parents = [pid for pid in pids if name_of(pid) == "braidfs-superv"]
+        if len(parents) == 1 or time.monotonic() > end:
+            break
+        time.sleep(0.01)
     same(len(parents), 1, f"parents among {pids}")
     serving = [pid for pid in pids if pid not in parents and parent_of(pid) == parents[0]]
     return parents[0], serving[0] if serving else None

@@ -20,6 +20,7 @@ from fslib import Failed, Skipped, is_running, kill_and_wait, run, wait_for
 from mount_tests.common import LIBC, NOBODY, as_nobody, check, daemon_only, must, refused, root_only, same, write_synced
 from mount_tests.helpers import loop_device, small_volume
 from mount_tests.supervise import DEAD, both, kill_serving, supervised
+from mount_tests.transport import with_rings
 
 # `make upgrade-rounds` asks for more.
 ROUNDS = int(os.environ.get("UPGRADE_ROUNDS", "4"))
@@ -390,13 +391,7 @@ def not_made_writable_while_it_is_handed_over(volume, _top):
 
 @check
 def a_mount_by_rings_is_refused(volume, _top):
-    daemon_only(volume)
-    why = fslib.why_no_rings()
-    if why:
-        raise Skipped(why)
-    if fslib.RING_SWITCH.read_text().strip() != "Y":
-        raise Skipped("the kernel's switch for io_uring is off")
-    with small_volume(volume) as v:
+    with with_rings(volume) as v:
         v.mount("transport=ring")
         serving = server(v)
         must("io_uring" in upgrade(v, ok=(BACK,))[1], "the reason")
@@ -781,41 +776,54 @@ def seeks(top, rand, stop, counts):
 LOADS = {"seeks": seeks, "files": files, "blocks": blocks, "appends": appends, "trees": trees}
 
 
-@check(seconds=60 + 8 * ROUNDS)
+@contextlib.contextmanager
+def loaded(top, each=1):
+    """So many processes of each load. Each error and each wrong byte is a failure. How much was done is in what this gives."""
+    stop, failures = multiprocessing.Event(), multiprocessing.Queue()
+    counts = {(kind, n): multiprocessing.Array("q", 1) for kind in LOADS for n in range(each)}
+    load = [multiprocessing.Process(target=work, args=(kind, top, n, stop, counts[kind, n], failures)) for kind, n in counts]
+    for process in load:
+        process.start()
+    done = {}
+    try:
+        yield done
+    finally:
+        stop.set()
+        # what was done in the block may have failed for what one of them did
+        for process in load:
+            process.join(60)
+        hang = [process for process in load if process.is_alive()]
+        for process in hang:
+            process.kill()
+            process.join()
+        if hang:
+            raise Failed("a process of the load hangs")
+        if not failures.empty():
+            raise Failed(failures.get())
+    for process in load:
+        same(process.exitcode, 0, "exit code of a process of the load")
+    done.update({kind: sum(c[0] for (k, _), c in counts.items() if k == kind) for kind in LOADS})
+    must(all(done.values()), f"no work was done: {done}")
+
+
+@check(seconds=90 + 8 * ROUNDS)
 def upgraded_under_load(volume, _top):
+    rounds = ROUNDS // 2 or 1
     for options in ((), ("fileflags",)):
         with mounted(volume, *options, size=512 << 20) as v:
-            stop, failures = multiprocessing.Event(), multiprocessing.Queue()
-            counts = {(kind, n): multiprocessing.Array("q", 1) for kind in LOADS for n in range(2)}
-            load = [multiprocessing.Process(target=work, args=(kind, v.mnt, n, stop, counts[kind, n], failures))
-                    for kind, n in counts]
-            for process in load:
-                process.start()
             longest, servers = 0, set()
-            try:
-                for _ in range(ROUNDS // 2 or 1):
+            with loaded(v.mnt, 2) as done:
+                for _ in range(rounds):
                     time.sleep(0.3)
                     begun = time.monotonic()
                     upgrade(v)
                     longest = max(longest, time.monotonic() - begun)
                     servers.add(server(v))
                 time.sleep(0.3)
-            finally:
-                stop.set()
-                for process in load:
-                    process.join(30)
-                    if process.is_alive():
-                        process.kill()
-                        raise Failed("a process of the load hangs")
-            must(failures.empty(), f"{failures.get() if not failures.empty() else ''}")
-            same(len(servers), ROUNDS // 2 or 1, "processes that served")
-            for process in load:
-                same(process.exitcode, 0, "exit code of a process of the load")
-            done = {kind: sum(c[0] for (k, _), c in counts.items() if k == kind) for kind in LOADS}
-            must(all(done.values()), f"no work was done: {done}")
+            same(len(servers), rounds, "processes that served")
             v.umount()
             same(v.fsck("-f", "-n")[0], 0, "exit code of fsck")
-            print(f"  {len(servers)} upgrades {' '.join(options)}, none longer than {longest:.1f} s, work done: {done}, no error")
+            print(f"  {rounds} upgrades {' '.join(options)}, none longer than {longest:.1f} s, work done: {done}, no error")
 
 
 @check

@@ -8,7 +8,7 @@ import os
 import struct
 
 import fslib
-from fslib import Failed, Skipped, in_child
+from fslib import Failed, Skipped, in_child, run
 from mount_tests.common import LIBC, as_nobody, as_user, check, daemon_only, must, refused, root_only, same
 from mount_tests.flags import ACL, answer, fallocate, with_fd
 
@@ -48,6 +48,12 @@ def label(volume, top):
         same(as_nobody(lambda: answer(lambda: set_label(path, "mine"))), "EPERM", "by an ordinary user")
         same(as_nobody(lambda: get_label(path)), "größer 1", "read by an ordinary user")
         if isinstance(volume, fslib.BraidFs):
+            by_command = (str(volume.binary), "label")
+            same(run(*by_command, volume.mnt)[1], "größer 1\n", "the label by our command")
+            same(as_nobody(lambda: run(*by_command, volume.mnt, "mine", ok=None))[0], 1, "set by an ordinary user")
+            run(*by_command, volume.image, "by its device")
+            same(get_label(path), "by its device", "the label that was set by the device's name")
+            run(*by_command, volume.mnt, "größer 1")
             volume.kill9()
             volume.force_down()
             with open(volume.image, "rb") as image:

@@ -9,6 +9,10 @@
 
 // said above, for all of them
 #![allow(clippy::missing_safety_doc)]
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::unreachable, clippy::todo)
+)]
 
 mod arguments;
 mod attributes;
@@ -17,4 +21,5 @@ mod error;
 mod file;
 mod fork;
 mod names;
+mod pinned;
 mod volume;

@@ -91,7 +91,10 @@ pub unsafe extern "C" fn braidfs_close(volume: *mut Volume) -> c_int {
             return Err(foreign());
         }
         if open.fs.open_handles() > 0 && !broken() {
-            return Err(Fail::new(libc::EBUSY, "files or listings of the volume are still open: close them first"));
+            return Err(Fail::new(
+                libc::EBUSY,
+                "files or listings of the volume are still open, or pages of it pinned: close or unpin them first",
+            ));
         }
         // SAFETY: of an open volume, which the caller gives up
         let owned = unsafe { Box::from_raw(volume) };

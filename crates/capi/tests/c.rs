@@ -121,6 +121,22 @@ fn programs_are_built_on_what_is_installed() {
     says(&of_archive, "b.img");
 }
 
+/// `api.txt` is what `make api` holds the header against.
+#[test]
+fn the_library_exports_what_the_list_names_and_nothing_else() {
+    let list = std::fs::read_to_string(here().join("api.txt")).unwrap();
+    let mut named: Vec<&str> = list
+        .lines()
+        .filter(|line| !line.starts_with("#define ") && !line.starts_with("typedef ") && !line.starts_with("struct "))
+        .map(|line| line.split('(').next().unwrap().rsplit([' ', '*']).next().unwrap())
+        .collect();
+    named.sort_unstable();
+    let symbols = run(Command::new("nm").args(["-D", "--defined-only", "-j"]).arg(built().join("libbraidfs_c.so")));
+    let mut exported: Vec<&str> = symbols.lines().collect();
+    exported.sort_unstable();
+    assert_eq!(exported, named);
+}
+
 #[test]
 fn the_header_is_also_of_cpp() {
     if Command::new("c++").arg("--version").output().is_err() {
@@ -146,6 +162,10 @@ fn prototype(function: &str) -> String {
             "*mut *mut Volume" => ("braidfs_volume", "**"),
             "*mut *mut File" => ("braidfs_file", "**"),
             "*mut *mut Dir" => ("braidfs_dir", "**"),
+            "*mut *mut Pinned" => ("braidfs_pinned", "**"),
+            "*mut *const Piece" => ("const struct braidfs_piece", "**"),
+            "*const Pinned" => ("const braidfs_pinned", "*"),
+            "*mut Pinned" => ("braidfs_pinned", "*"),
             "*const c_char" => ("const char", "*"),
             "*const c_void" => ("const void", "*"),
             "*mut c_void" => ("void", "*"),

@@ -6,7 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <stddef.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <dirent.h>
@@ -100,6 +102,44 @@ static void names(braidfs_volume *v)
 	IS(300, count);
 	IS(0, braidfs_closedir(dir));
 	IS(0, braidfs_remove_all(v, "many"));
+}
+
+static void pinned(braidfs_volume *v)
+{
+	braidfs_file *f;
+	braidfs_pinned *p, *none;
+	const struct braidfs_piece *pieces;
+	char zeros[4096] = {0};
+	IS(0, braidfs_file_open(v, "p", BRAIDFS_O_RDWR | BRAIDFS_O_CREAT, 0666, &f));
+	IS(4096, braidfs_pwrite(f, zeros, 4096, 0));
+	IS(5, braidfs_pwrite(f, "hello", 5, 8190));
+	IS(4105, braidfs_read_pinned(f, 1 << 20, 4090, &p));
+	IS(3, braidfs_pinned_pieces(p, &pieces));
+	IS(6, pieces[0].size);
+	IS(4096, pieces[1].size);
+	IS(0, memcmp(pieces[1].data, zeros, 4094));
+	IS(0, memcmp(pieces[2].data, "llo", 3));
+	IS(sizeof(struct iovec), sizeof(struct braidfs_piece));
+	IS(offsetof(struct iovec, iov_len), offsetof(struct braidfs_piece, size));
+	/* it is as it was */
+	IS(5, braidfs_pwrite(f, "HELLO", 5, 8190));
+	IS(0, braidfs_ftruncate(f, 0));
+	IS(0, memcmp(pieces[2].data, "llo", 3));
+	IS(0, braidfs_read_pinned(f, 10, 0, &none));
+	IS(0, braidfs_pinned_pieces(none, &pieces));
+	IS(0, braidfs_unpin(none));
+	IS(-EINVAL, braidfs_read_pinned(f, 10, -1, &none));
+	IS(-EFAULT, braidfs_read_pinned(f, 10, 0, NULL));
+	IS(-EFAULT, braidfs_read_pinned(NULL, 10, 0, &none));
+	IS(-EFAULT, braidfs_pinned_pieces(NULL, &pieces));
+	IS(-EFAULT, braidfs_pinned_pieces(p, NULL));
+	IS(0, braidfs_ftruncate(f, INT64_C(1) << 40));
+	IS(-ENOMEM, braidfs_read_pinned(f, SIZE_MAX / 2, 0, &none));
+	IS(0, braidfs_file_close(f));
+	IS(-EBUSY, braidfs_close(v));
+	IS(0, braidfs_unpin(p));
+	IS(0, braidfs_unpin(NULL));
+	IS(0, braidfs_unlink(v, "p"));
 }
 
 static void files(braidfs_volume *v)
@@ -284,6 +324,7 @@ int main(int argc, char **argv)
 	IS(0, braidfs_open(&image, 1, "noatime,commit=1,umask=022", &v));
 	names(v);
 	files(v);
+	pinned(v);
 	attributes(v);
 	refusals(v, image);
 	IS(0, braidfs_close(v));

@@ -373,8 +373,8 @@ impl Dump {
         match xattrs {
             Ok(x) => x.iter().for_each(|(n, v)| {
                 line!(o, "    attribute {}: {} bytes", text(n), v.len());
-                if **n == *quota::XATTR {
-                    show_quotas(&mut o, v);
+                if quota::RECORDS.contains(&&**n) {
+                    show_quotas(&mut o, n, v);
                 }
             }),
             Err(e) => line!(o, "    attributes: {e}"),
@@ -560,14 +560,18 @@ fn show_extents(extents: &[Extent]) -> String {
     extents.iter().map(show).collect()
 }
 
-/// Limits of users and directories.
-fn show_quotas(o: &mut String, value: &[u8]) {
-    let entries = match quota::decode(value) {
+/// Limits of users, groups and directories.
+fn show_quotas(o: &mut String, record: &[u8], value: &[u8]) {
+    let entries = match quota::decode(record, value) {
         Ok(entries) => entries,
         Err(e) => return line!(o, "        {e}"),
     };
     for e in entries {
-        let whose = if e.kind == quota::USER { "user" } else { "project" };
+        let whose = match e.kind {
+            quota::USER => "user",
+            quota::GROUP => "group",
+            _ => "project",
+        };
         let (b, sb, i, si) = (e.blocks, e.soft_blocks, e.inodes, e.soft_inodes);
         line!(o, "        {whose} {}: blocks {b}, soft {sb}, inodes {i}, soft {si}, grace {} s", e.id, e.grace);
         if e.root.get() > 0 {

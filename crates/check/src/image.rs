@@ -264,9 +264,9 @@ fn blank_inode(mut inode: Inode) -> Inode {
     inode
 }
 
-/// Values of attributes as zeros, but for limits of users and directories, which are metadata.
+/// Values of attributes as zeros, but for limits of users, groups and directories, which are metadata.
 fn blank_values(xattrs: &mut [Xattr]) {
-    for (_, value) in xattrs.iter_mut().filter(|(name, _)| **name != *quota::XATTR) {
+    for (_, value) in xattrs.iter_mut().filter(|(name, _)| !quota::RECORDS.contains(&&**name)) {
         *value = vec![0; value.len()].into();
     }
 }

@@ -7,7 +7,8 @@
 //!
 //! Imports go down this list (`make layers`): `check`, `image`; `repair`, `quick`, `online`, `dump`; `scan` (the full pass),
 //! `data`; `model`; `collect` (the full pass's visitor), `home`; `rules`; `parts` (domains and inodes as they should
-//! be); `pair`, `read`; `report`; `codes`, `error`, `threads`.
+//! be); `pair`, `read`; `report`; `usage`; `codes`, `error`,
+//! `threads`.
 //!
 //! Not promised: that file *data* is right (that is what data checksums and scrubbing are for), or that an interrupted
 //! repair leaves a volume that mounts; running it again does.
@@ -31,6 +32,7 @@ mod report;
 mod rules;
 mod scan;
 mod threads;
+pub mod usage;
 
 pub use check::{check, check_within, scrub};
 pub use error::{Error, Result};

@@ -1,6 +1,7 @@
 //! What callers ask of a check, and what it tells them.
 
 use crate::codes;
+use crate::usage::Usage;
 use braidfs_device::{AlignedBuf, BLOCK_BYTES};
 use braidfs_format::file_kind::FileKind;
 use braidfs_format::{BlockAddr, NodeId};
@@ -53,6 +54,8 @@ pub struct FsckReport {
     pub blocks_used: u64,
     /// Blocks of all groups without their metadata and the journals.
     pub blocks_total: u64,
+    /// What users, groups and projects use, where no error was found.
+    pub usage: Usage,
 }
 
 impl FsckReport {
@@ -72,6 +75,7 @@ impl FsckReport {
         self.symlinks += other.symlinks;
         self.other += other.other;
         self.blocks_used += other.blocks_used;
+        self.usage.join(other.usage);
         self.findings.append(&mut other.findings);
     }
     /// Findings that were not mended.

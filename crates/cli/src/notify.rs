@@ -5,19 +5,37 @@ use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+const SOCKET: &str = "NOTIFY_SOCKET";
+static OTHERS: AtomicBool = AtomicBool::new(false);
+
+/// Nothing is told by this process any more: another one is the one that counts, or this one does not belong to the service
+/// whose socket it knows.
+pub fn leave_to_others() {
+    OTHERS.store(true, Relaxed);
+}
+
+/// Variables that a process that goes on in the place of this one is not to know.
+pub fn withheld() -> Vec<&'static str> {
+    if OTHERS.load(Relaxed) { vec![SOCKET] } else { Vec::new() }
+}
 
 /// Where somebody wants to know.
 pub fn ready() {
     notify("READY=1");
 }
 
-/// From now on another process, a child of this one, is the one that counts.
+/// The process with this number is the one that counts.
 pub fn main_pid(pid: u32) {
     notify(&format!("MAINPID={pid}"));
 }
 
 fn notify(what: &str) {
-    if let Some(socket) = std::env::var_os("NOTIFY_SOCKET")
+    if OTHERS.load(Relaxed) {
+        return;
+    }
+    if let Some(socket) = std::env::var_os(SOCKET)
         && let Err(e) = tell(&socket, what)
     {
         tracing::warn!(error = %e, what, "cannot tell the service manager");

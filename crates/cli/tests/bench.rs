@@ -3,6 +3,7 @@
 mod common;
 
 use common::braidfs_in;
+use std::io::{Write as _, stderr};
 use std::path::Path;
 
 fn run(dir: &Path, args: &[&str]) -> serde_json::Value {
@@ -23,7 +24,7 @@ fn a_directory_is_measured() {
 fn braidfs_is_measured_mounted_and_in_process() {
     let loops = Path::new("/dev/loop-control").exists() && Path::new("/dev/fuse").exists();
     if !rustix::process::geteuid().is_root() || !loops {
-        eprintln!("skipped: needs root, /dev/loop-control and /dev/fuse");
+        _ = writeln!(stderr(), "SKIPPED: needs root, /dev/loop-control and /dev/fuse");
         return;
     }
     let dir = tempfile::tempdir().expect("a directory");
@@ -119,7 +120,7 @@ fn the_library_ages() {
 fn a_mount_ages_beside_ext4() {
     let loops = Path::new("/dev/loop-control").exists() && Path::new("/dev/fuse").exists();
     if !rustix::process::geteuid().is_root() || !loops {
-        eprintln!("skipped: needs root, /dev/loop-control and /dev/fuse");
+        _ = writeln!(stderr(), "SKIPPED: needs root, /dev/loop-control and /dev/fuse");
         return;
     }
     let dir = tempfile::tempdir().expect("a directory");
@@ -171,7 +172,7 @@ fn isolation_is_measured() {
         || !Path::new("/dev/loop-control").exists()
         || !Path::new("/dev/fuse").exists()
     {
-        eprintln!("skipped: a mount needs root, /dev/loop-control and /dev/fuse");
+        _ = writeln!(stderr(), "SKIPPED: a mount needs root, /dev/loop-control and /dev/fuse");
         return;
     }
     let r = run(&["-t", "braidfs", "--neighbour-bps", "64M"]);

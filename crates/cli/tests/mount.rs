@@ -2,7 +2,7 @@
 
 mod common;
 use common::Bench;
-use std::io::Write;
+use std::io::{Write, stderr};
 use std::path::{Path, PathBuf};
 
 /// A mounted volume; unmounted when the test fails, too.
@@ -14,7 +14,7 @@ struct Mounted {
 impl Mounted {
     fn new(args: &[&str]) -> Option<Self> {
         if !rustix::process::geteuid().is_root() || !std::path::Path::new("/dev/fuse").exists() {
-            eprintln!("SKIPPED: mounting needs root and /dev/fuse");
+            _ = writeln!(stderr(), "SKIPPED: mounting needs root and /dev/fuse");
             return None;
         }
         let bench = Bench::with_volume();

@@ -2,6 +2,7 @@
 
 mod common;
 use common::{Bench, run};
+use std::io::{Write as _, stderr};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -17,7 +18,7 @@ fn find(program: &str) -> Option<String> {
 /// Runs a program on the image; false where it is missing, which is said.
 fn make(bench: &Bench, program: &str, args: &[&str], input: &str) -> bool {
     let Some(path) = find(program) else {
-        eprintln!("SKIPPED: no {program} here");
+        _ = writeln!(stderr(), "SKIPPED: no {program} here");
         return false;
     };
     let mut command = Command::new(path);
@@ -32,7 +33,7 @@ fn make(bench: &Bench, program: &str, args: &[&str], input: &str) -> bool {
 /// What wipefs lists, one signature a line; `None` where it is missing.
 fn listed(bench: &Bench, image: &str) -> Option<String> {
     let path = find("wipefs").or_else(|| {
-        eprintln!("SKIPPED in part: no wipefs here");
+        _ = writeln!(stderr(), "SKIPPED in part: no wipefs here");
         None
     })?;
     Some(run(Command::new(path).args(["--no-act", "--parsable", image]).current_dir(bench.path(""))).ok().out)
@@ -121,7 +122,7 @@ fn members_of_raids_and_others() {
 #[test]
 fn block_devices() {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/loop-control").exists() {
-        eprintln!("SKIPPED: loop devices need root");
+        _ = writeln!(stderr(), "SKIPPED: loop devices need root");
         return;
     }
     let b = Bench::new();

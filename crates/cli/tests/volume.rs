@@ -235,3 +235,24 @@ fn scrub_finds_rotten_data() {
     assert_eq!(report["data_bad"], 1);
     assert_eq!(report["exit_code"], 4);
 }
+
+#[test]
+fn a_label_is_shown_and_changed() {
+    let b = Bench::with_volume();
+    assert_eq!(b.run(&["label", "vol.img"]).ok().out, "\n");
+    assert_eq!(b.run(&["label", "vol.img", "größer 1"]).ok().out, "");
+    assert_eq!(b.run(&["label", "vol.img"]).ok().out, "größer 1\n");
+    let told = json(&b.run(&["label", "--json", "vol.img"]).ok().out);
+    assert_eq!((&told["label"], &told["mounted"]), (&"größer 1".into(), &false.into()));
+    assert_eq!(json(&b.run(&["info", "--json", "vol.img"]).ok().out)["label"], "größer 1");
+    let refused = b.run(&["label", "vol.img", &"x".repeat(64)]);
+    assert!(refused.code == 1 && refused.err.contains("at most 63"), "{} {}", refused.code, refused.err);
+    let missing = b.run(&["label", "none.img", "x"]);
+    assert!(missing.code == 1 && missing.err.contains("none.img"), "{} {}", missing.code, missing.err);
+    b.run(&["label", "vol.img", "data"]).ok();
+    let probed = b.run(&["probe", "vol.img"]).ok().out;
+    assert!(probed.contains("LABEL=\"data\"") || probed.contains("LABEL=data"), "{probed}");
+    b.run(&["label", "vol.img", ""]).ok();
+    assert_eq!(b.run(&["label", "vol.img"]).ok().out, "\n");
+    b.run(&["fsck", "-f", "-n", "vol.img"]).ok();
+}

@@ -1,6 +1,7 @@
 //! The ioctls of block devices. Low-level module.
 
 use rustix::fd::AsFd;
+use rustix::io::retry_on_intr;
 use rustix::ioctl::{Getter, Opcode, Setter, ioctl, opcode};
 use std::io;
 
@@ -19,6 +20,6 @@ pub(crate) fn size_bytes(fd: impl AsFd) -> io::Result<u64> {
 /// Discards a range of the block device `fd`.
 pub(crate) fn discard(fd: impl AsFd, start: u64, bytes: u64) -> io::Result<()> {
     // SAFETY: BLKDISCARD reads two u64 through its argument and touches no memory of ours.
-    unsafe { ioctl(fd, Setter::<BLKDISCARD, [u64; 2]>::new([start, bytes])) }?;
+    retry_on_intr(|| unsafe { ioctl(&fd, Setter::<BLKDISCARD, [u64; 2]>::new([start, bytes])) })?;
     Ok(())
 }

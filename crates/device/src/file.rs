@@ -16,7 +16,7 @@ use braidfs_sync::rank;
 use braidfs_sync::slots::Line;
 use rustix::fd::{AsFd, AsRawFd};
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl, fdatasync};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
@@ -431,7 +431,8 @@ impl Device for FileDevice {
 
     fn flush(&self) -> io::Result<()> {
         self.gate.flush(|| {
-            fdatasync(&self.file).map_err(|e| {
+            // An interrupted one says nothing about what was written: another one does.
+            retry_on_intr(|| fdatasync(&self.file)).map_err(|e| {
                 tracing::error!("{}: flush failed ({e}): no later flush of it can be trusted", self.path.display());
                 e.into()
             })
@@ -455,7 +456,7 @@ impl Device for FileDevice {
             blkdev::discard(&self.file, start, bytes)
         } else {
             let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            fallocate(&self.file, how, start, bytes).map_err(Into::into)
+            retry_on_intr(|| fallocate(&self.file, how, start, bytes)).map_err(Into::into)
         };
         self.gate.wrote();
         match result {

@@ -19,6 +19,7 @@ use std::time::Duration;
 
 /// A device cannot be opened or created.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum OpenError {
     /// Nothing is there.
     #[error("{}: no such file or device; check the path", .path.display())]
@@ -107,6 +108,27 @@ pub enum OpenError {
         #[source]
         error: io::Error,
     },
+}
+
+impl OpenError {
+    /// The errno that a POSIX front end answers.
+    pub fn errno(&self) -> i32 {
+        use rustix::io::Errno as E;
+        let of = |error: &io::Error| error.raw_os_error().unwrap_or(E::IO.raw_os_error());
+        let errno = match self {
+            Self::NotFound { .. } => E::NOENT,
+            Self::PermissionDenied { .. } => E::ACCESS,
+            Self::InUse { .. } | Self::Busy { .. } => E::BUSY,
+            Self::ReadOnly { .. } | Self::Nbd(NbdError::ReadOnly { .. }) => E::ROFS,
+            Self::Exists { .. } => E::EXIST,
+            Self::Io { error, .. } | Self::Nbd(NbdError::Connect { error, .. }) => return of(error),
+            Self::Nbd(NbdError::Refused { .. } | NbdError::NotDurable { .. }) => E::IO,
+            Self::Uri { .. } | Self::WrongKind { .. } | Self::TooSmall { .. } | Self::Twice { .. } | Self::NoDevice => {
+                E::INVAL
+            }
+        };
+        errno.raw_os_error()
+    }
 }
 
 impl OpenError {

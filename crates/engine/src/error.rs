@@ -9,6 +9,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// No inode has the name or the number that a caller gave. Inside the engine a look-up that may miss answers `None`.
     #[error("no such file or directory")]
@@ -95,6 +96,12 @@ pub enum Error {
     /// No data, or no hole, from there on (seek).
     #[error("no data there")]
     NoData,
+    /// ENOMEM: readers have pinned as much of the cache as they may, or would with this.
+    #[error("more than {} KiB of the cache would be pinned: let go of what is pinned, pin less at once, or give more memory (cache=, or the tenant's)", .limit >> 10)]
+    Pinned {
+        /// Bytes that may be pinned at once.
+        limit: u64,
+    },
     /// The handle is not open for that.
     #[error("bad file handle")]
     BadHandle,
@@ -136,7 +143,7 @@ impl Error {
             Self::IsDir => E::ISDIR,
             Self::NotEmpty => E::NOTEMPTY,
             Self::NoSpace | Self::JournalFull | Self::Quota(QuotaOwner::Project(_)) => E::NOSPC,
-            Self::Quota(QuotaOwner::User(_)) => E::DQUOT,
+            Self::Quota(QuotaOwner::User(_) | QuotaOwner::Group(_)) => E::DQUOT,
             Self::CrossProject => E::XDEV,
             Self::NameTooLong => E::NAMETOOLONG,
             Self::Invalid(_) | Self::Size(_) => E::INVAL,
@@ -154,6 +161,7 @@ impl Error {
             Self::Unsupported(_) => E::OPNOTSUPP,
             Self::Stopped => E::INTR,
             Self::NoData => E::NXIO,
+            Self::Pinned { .. } => E::NOMEM,
             Self::BadHandle => E::BADF,
             Self::Io(_) | Self::Corrupt(_) => E::IO,
         }

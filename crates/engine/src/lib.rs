@@ -1,30 +1,41 @@
 //! braidfs: a file system of many independent logs (*domains*) braided into one POSIX namespace.
 //!
-//! The modules show the way that data takes, from the top down; no module uses one above it:
-//! [`names`], [`mod@file`], [`attributes`], [`fsync`] (what a user asks for, by family of verbs) and [`volume`] (the domains,
-//! mounted as one) → [`domain`] (transactions, commit, checkpoint, recovery of one micro file system) → [`cell`] (all state
-//! of one file) → [`journal`] → [`nodes`] and [`space`] (node table; segments, mlogs, cleaning) → the crates
-//! `braidfs-store` (which block lies on which device) and `braidfs-device`. [`braid`] is the protocol between domains.
+//! [`Volume`] is the way in: a volume is made by [`mkfs::format`], opened by [`Volume::mount`], and used by its methods, by
+//! path ([`Volume::open_path`] and its like, which check the permissions of a [`Cred`]) or by inode. The crate `braidfs-fs`
+//! has the calls of `std::fs` above it. Devices are those of [`device`]; [`mod@format`] and [`store`] say what lies on them,
+//! for programs that look at a volume without opening it.
+//!
+//! The modules inside show the way that data takes, from the top down; no module uses one above it: `names`, `file`,
+//! `attributes`, `fsync` (what a user asks for, by family of verbs) and `volume` (the domains, mounted as one) → `domain`
+//! (transactions, commit, checkpoint, recovery of one micro file system) → `cell` (all state of one file) → `journal` →
+//! `nodes` and `space` (node table; segments, mlogs, cleaning) → the crates `braidfs-store` (which block lies on which device)
+//! and `braidfs-device`. `braid` is the protocol between domains.
 
-pub mod attributes;
-pub mod braid;
+mod attributes;
+mod braid;
 mod budget;
-pub mod cell;
-pub mod domain;
-pub mod error;
-pub mod file;
-pub mod fsync;
-pub mod journal;
-pub mod lazy;
+mod cell;
+mod domain;
+mod error;
+mod file;
+mod fsync;
+mod journal;
+mod lazy;
 pub mod mkfs;
-pub mod names;
-pub mod nodes;
+mod names;
+mod nodes;
+// Bugs on purpose, and what they are called: for test programs.
+#[doc(hidden)]
 pub mod planted;
-pub mod quota;
-pub mod runtime_options;
-pub mod space;
-pub mod types;
-pub mod volume;
+mod quota;
+mod runtime_options;
+mod space;
+mod types;
+mod volume;
+
+#[cfg(debug_assertions)]
+#[doc(hidden)]
+pub use cell::extents::steps::taken as extent_steps;
 
 pub use braidfs_device as device;
 pub use braidfs_format as format;
@@ -33,6 +44,7 @@ pub use budget::{Credit, Paid, RateUse, Turn};
 pub use cell::pieces::{Defragmented, Pieces};
 pub use error::{Error, Result};
 pub use file::extents::FileExtent;
+pub use file::pinned::{Piece, Pinned};
 pub use names::path::OpenHow;
 pub use quota::{Force, Forced, forced};
 pub use types::*;
@@ -40,10 +52,12 @@ pub use volume::add_device::DeviceChange;
 pub use volume::drain::{Drained, HeldDirectory};
 pub use volume::held::hand_over::NotHandedOver;
 pub use volume::journal_replay::JournalReplay;
+pub use volume::label::LABEL_MAX;
 pub use volume::quotas::{Quota, QuotaLimits};
 pub use volume::rebalance::Rebalanced;
 pub use volume::resize::{NewSize, Resized};
 pub use volume::tenants::{
     GRACE, SoftLimit, TENANT_BPS_MIN, TENANT_INODES_MAX, TENANT_IOPS_MIN, TENANT_MEMORY_MIN, Tenant, TenantBudget,
 };
+pub use volume::trim::TRIM_MIN_MAX;
 pub use volume::{OpenFile, Ticket, Volume};

@@ -43,6 +43,8 @@ impl From<&Tombstone> for InodeVersion {
 pub enum QuotaOwner {
     /// A user, by number.
     User(u32),
+    /// A group, by number.
+    Group(u32),
     /// The project of a directory tree, by number.
     Project(u32),
 }
@@ -52,6 +54,7 @@ impl QuotaOwner {
     pub(crate) fn refusal(self) -> &'static str {
         match self {
             Self::User(_) => "the user's limit is reached",
+            Self::Group(_) => "the group's limit is reached",
             Self::Project(_) => "the directory's limit is reached",
         }
     }
@@ -86,7 +89,8 @@ impl Cred {
 }
 
 /// What `stat` tells.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Attr {
     /// Inode number (`st_ino`).
     pub ino: InodeNo,
@@ -136,7 +140,7 @@ pub enum SetTime {
     At(Timestamp),
 }
 
-/// Attributes to change; `None` leaves one.
+/// Attributes to change; `None` leaves one. A literal ends in `..SetAttr::default()`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SetAttr {
     /// Permissions (12 bits).
@@ -160,6 +164,9 @@ pub struct SetAttr {
     /// Of times alone: a front end has accepted them before, or its user only sets them to now. Inode flags do not refuse
     /// them.
     pub accepted: bool,
+    /// Not for you to name: a literal ends in `..Default::default()`, so that an option that comes breaks nobody.
+    #[doc(hidden)]
+    pub later: (),
 }
 
 /// What to make.
@@ -179,6 +186,7 @@ pub struct NewNode<'a> {
 
 /// What a rename does where the new name exists: flags of renameat2(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum RenameMode {
     /// Replace what the new name names.
     #[default]
@@ -191,6 +199,7 @@ pub enum RenameMode {
 
 /// What fallocate(2) is to do with a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum FallocMode {
     /// Reserve blocks; `keep_size` does not extend the file.
     Allocate {
@@ -212,6 +221,7 @@ pub enum FallocMode {
 
 /// Whether an extended attribute must be new, or must be there: flags of setxattr(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum XattrMode {
     /// Make it, or change it where it is there.
     #[default]
@@ -239,6 +249,7 @@ pub struct DirEntry<'a> {
 
 /// What `statfs` tells, in 4 KiB blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+#[non_exhaustive]
 pub struct StatFs {
     /// All data blocks.
     pub blocks: u64,
@@ -254,6 +265,7 @@ pub struct StatFs {
 
 /// Inodes that are held from outside without being open, see [`crate::Volume::hold`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct HeldStats {
     /// Inodes that somebody holds.
     pub inodes: usize,
@@ -315,7 +327,7 @@ pub enum AtimeMode {
     Strictatime,
 }
 
-/// Options of a mount.
+/// Options of a mount. A literal ends in `..MountOptions::default()`: there will be more.
 #[derive(Debug, Clone)]
 pub struct MountOptions {
     /// Change nothing (a dirty journal is replayed in memory only).
@@ -394,7 +406,7 @@ impl Default for MountOptions {
     }
 }
 
-/// What a remount changes; `None`: it stays.
+/// What a remount changes; `None`: it stays. A literal ends in `..Remount::default()`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Remount {
     /// Read-only, or writable (again).
@@ -409,9 +421,12 @@ pub struct Remount {
     pub nodiratime: Option<bool>,
     /// A new [`MountOptions::lazytime`].
     pub lazytime: Option<bool>,
+    /// Not for you to name: a literal ends in `..Default::default()`, so that an option that comes breaks nobody.
+    #[doc(hidden)]
+    pub later: (),
 }
 
-/// Options of `mkfs`.
+/// Options of `mkfs`. A literal ends in `..MkfsOptions::default()`: there will be more.
 #[derive(Debug, Clone)]
 pub struct MkfsOptions {
     /// Domains; `None`: by CPUs and size.
@@ -436,6 +451,9 @@ pub struct MkfsOptions {
     pub root_owner: (u32, u32),
     /// Discard the devices first, those that can.
     pub discard: bool,
+    /// Not for you to name: a literal ends in `..Default::default()`, so that an option that comes breaks nobody.
+    #[doc(hidden)]
+    pub later: (),
 }
 
 impl Default for MkfsOptions {
@@ -452,12 +470,14 @@ impl Default for MkfsOptions {
             placement: Placement::Dirs,
             root_owner: (0, 0),
             discard: false,
+            later: (),
         }
     }
 }
 
 /// What the cache of a mounted volume holds, in bytes, and how many reads it answered since the mount.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CacheUse {
     /// What it may hold.
     pub budget: u64,
@@ -467,6 +487,9 @@ pub struct CacheUse {
     pub dirty: u64,
     /// Names of directories, and indexes of extents and pages.
     pub index: u64,
+    /// Pages that readers have pinned ([`Volume::read_pinned`](crate::Volume::read_pinned)), beside `data`; a page that is pinned twice
+    /// counts twice.
+    pub pinned: u64,
     /// Reads that it answered alone; about, where more threads read than there are slots for.
     pub hits: u64,
     /// Reads that waited for the device.
@@ -484,6 +507,7 @@ pub struct MemoryBudget {
 
 /// State of a domain, for `info` and tests.
 #[derive(Debug, Clone, serde::Serialize)]
+#[non_exhaustive]
 pub struct DomainInfo {
     /// Number of the domain, from 0.
     pub domain: u16,

@@ -3,8 +3,8 @@
 #![cfg(debug_assertions)]
 
 use braidfs::OpenHow;
-use braidfs::cell::extents::steps;
 use braidfs::device::{Device, MemDevice, WriteOp};
+use braidfs::extent_steps;
 use braidfs::{Cred, MkfsOptions, MountOptions, Volume, mkfs};
 use std::io;
 use std::sync::Arc;
@@ -75,7 +75,7 @@ fn create(names: u64) -> Work {
     let make = |i: u64| drop(v.open_path(format!("d/file-{i:07}").as_bytes(), how, &me).unwrap());
     (0..names).for_each(make);
     v.sync().unwrap();
-    let (steps, written) = (steps::taken(), device.metadata.load(Relaxed));
+    let (steps, written) = (extent_steps(), device.metadata.load(Relaxed));
     let more = 4000;
     for i in 0..more {
         make(names + i);
@@ -84,7 +84,7 @@ fn create(names: u64) -> Work {
         }
     }
     let per = |n: u64| n as f64 / more as f64;
-    Work { steps: per(steps::taken() - steps), blocks: per(device.metadata.load(Relaxed) - written) }
+    Work { steps: per(extent_steps() - steps), blocks: per(device.metadata.load(Relaxed) - written) }
 }
 
 /// Overwrites random blocks of a file whose `blocks` blocks are an extent each.
@@ -107,7 +107,7 @@ fn overwrite(blocks: u64, nocow: bool) -> Work {
         v.sync().unwrap();
     }
     let overwrites = 8000u64;
-    let (steps, written) = (steps::taken(), device.metadata.load(Relaxed));
+    let (steps, written) = (extent_steps(), device.metadata.load(Relaxed));
     for i in 0..overwrites {
         let b = (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) % blocks;
         v.write(&f, b * 4096, &page).unwrap();
@@ -119,7 +119,7 @@ fn overwrite(blocks: u64, nocow: bool) -> Work {
         }
     }
     let per = |n: u64| n as f64 / overwrites as f64;
-    Work { steps: per(steps::taken() - steps), blocks: per(device.metadata.load(Relaxed) - written) }
+    Work { steps: per(extent_steps() - steps), blocks: per(device.metadata.load(Relaxed) - written) }
 }
 
 #[test]

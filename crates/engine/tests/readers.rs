@@ -6,8 +6,16 @@ use braidfs_check::{FsckOptions, check};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 
-const READ: OpenHow =
-    OpenHow { read: true, write: false, create: false, exclusive: false, truncate: false, no_follow: false, mode: 0 };
+const READ: OpenHow = OpenHow {
+    read: true,
+    write: false,
+    create: false,
+    exclusive: false,
+    truncate: false,
+    no_follow: false,
+    mode: 0,
+    later: (),
+};
 
 fn formatted(domains: u16) -> Arc<MemDevice> {
     let device = Arc::new(MemDevice::new(16384));

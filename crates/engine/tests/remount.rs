@@ -8,8 +8,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-const RO: Remount =
-    Remount { read_only: Some(true), data: None, commit_interval: None, atime: None, nodiratime: None, lazytime: None };
+const RO: Remount = Remount {
+    read_only: Some(true),
+    data: None,
+    commit_interval: None,
+    atime: None,
+    nodiratime: None,
+    lazytime: None,
+    later: (),
+};
 const RW: Remount = Remount { read_only: Some(false), ..RO };
 
 fn options() -> MountOptions {

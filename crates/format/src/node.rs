@@ -259,14 +259,6 @@ impl NodeBlock {
     }
 }
 
-/// The pair of a node table block, checked: see [`open_pair`].
-///
-/// # Errors
-/// [`Corrupt`] where no copy holds.
-pub fn check_table(buf: &[u8], volume: u32, pair: BlockAddr) -> Result<(), Corrupt> {
-    open_pair(buf, BlockKind::NodeTable, volume, pair.0).map(|_| ())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

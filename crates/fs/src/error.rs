@@ -1,14 +1,31 @@
 //! Errors of the calls.
 
 use crate::Fs;
-use braidfs_device::{NbdError, OpenError};
+use braidfs_device::OpenError;
 use rustix::io::Errno;
 use std::io;
 
 /// Result of this crate's calls.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a call failed.
+/// Why a call failed. [`Self::kind`] sorts it as the standard library does, [`Self::errno`] as a kernel file system would;
+/// what is inside tells more, and its text says what was wrong.
+///
+/// ```
+/// use braidfs_fs::{Error, Fs, Options, VolumeError};
+/// use std::io::ErrorKind;
+/// # let fs = Fs::in_memory(64 << 20, &Options::default())?;
+/// let error = fs.read("nowhere").unwrap_err();
+/// assert_eq!(error.kind(), ErrorKind::NotFound);
+/// assert!(matches!(error, Error::Volume(VolumeError::NotFound)));
+/// // `?` makes an io::Error of it, with the error inside
+/// let error: std::io::Error = error.into();
+/// assert!(error.get_ref().is_some_and(|e| e.is::<Error>()));
+/// // of options, of devices
+/// assert_eq!(Options::parse("noatime,cach=1M").unwrap_err().to_string(), "option `cach=1M`: unknown, or with a value too many or missing");
+/// assert_eq!(Fs::open(&["/nowhere"], &Options::default()).unwrap_err().kind(), ErrorKind::NotFound);
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -31,31 +48,13 @@ pub enum Error {
 impl Error {
     /// The errno that a kernel file system would answer.
     pub fn errno(&self) -> i32 {
-        let errno = match self {
+        match self {
             // what the device said, where it said something
-            Self::Volume(braidfs::Error::Io(e)) => return e.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
-            Self::Volume(e) => return e.errno(),
-            Self::Device(e) => match e {
-                OpenError::NotFound { .. } => Errno::NOENT,
-                OpenError::PermissionDenied { .. } => Errno::ACCESS,
-                OpenError::InUse { .. } | OpenError::Busy { .. } => Errno::BUSY,
-                OpenError::ReadOnly { .. } => Errno::ROFS,
-                OpenError::Exists { .. } => Errno::EXIST,
-                OpenError::Io { error, .. } => return error.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
-                OpenError::Nbd(NbdError::Connect { error, .. }) => {
-                    return error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
-                }
-                OpenError::Nbd(NbdError::ReadOnly { .. }) => Errno::ROFS,
-                OpenError::Nbd(NbdError::Refused { .. } | NbdError::NotDurable { .. }) => Errno::IO,
-                OpenError::Uri { .. }
-                | OpenError::WrongKind { .. }
-                | OpenError::TooSmall { .. }
-                | OpenError::Twice { .. }
-                | OpenError::NoDevice => Errno::INVAL,
-            },
-            Self::Option { .. } => Errno::INVAL,
-        };
-        errno.raw_os_error()
+            Self::Volume(braidfs::Error::Io(e)) => e.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
+            Self::Volume(e) => e.errno(),
+            Self::Device(e) => e.errno(),
+            Self::Option { .. } => Errno::INVAL.raw_os_error(),
+        }
     }
 
     /// [`Self::errno`] as the standard library sorts it.
@@ -74,6 +73,7 @@ impl From<Error> for io::Error {
 /// A volume could not be closed.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
+#[non_exhaustive]
 pub struct CloseError {
     /// Why the volume could not be closed.
     #[source]

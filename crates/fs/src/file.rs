@@ -2,7 +2,7 @@
 
 use crate::fs::SharedRef;
 use crate::metadata::timestamp;
-use crate::{Error, FallocMode, Metadata, Result, StatFs, Ticket};
+use crate::{Error, FallocMode, Metadata, Pinned, Result, StatFs, Ticket};
 use braidfs::{Error as Why, OpenFile, SetAttr, SetTime, XattrMode};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,6 +13,28 @@ use std::time::SystemTime;
 ///
 /// [`Read`], [`Write`] and [`Seek`] move a position, which threads share as that of a descriptor; [`Self::read_at`] and
 /// [`Self::write_at`] have none, and threads that use them do not wait for each other.
+///
+/// ```
+/// # use braidfs_fs::{Fs, OpenOptions, Options};
+/// use std::io::{Read, Seek, SeekFrom, Write};
+/// # let fs = Fs::in_memory(64 << 20, &Options::default())?;
+/// let mut file = fs.create("log")?; // to read and to write
+/// file.write_all(b"one line\n")?;
+/// file.seek(SeekFrom::Start(4))?;
+/// let mut rest = String::new();
+/// file.read_to_string(&mut rest)?;
+/// assert_eq!(rest, "line\n");
+///
+/// file.write_all_at(b"ONE", 0)?;
+/// let mut word = [0; 3];
+/// file.read_exact_at(&mut word, 0)?;
+/// assert_eq!(&word, b"ONE");
+///
+/// let more = OpenOptions::new().append(true).open(&fs, "log")?;
+/// assert_eq!(more.append(b"another\n")?, (9, 8)); // from byte 9 on, 8 bytes, whoever else appends
+/// more.sync_data()?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub struct File {
     pub(crate) open: OpenFile,
     pub(crate) shared: SharedRef,
@@ -49,6 +71,38 @@ impl File {
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         Self::check(self.readable)?;
         Ok(self.shared.volume.read(&self.open, offset, buf)?)
+    }
+
+    /// Reads as [`Self::read_at`] does, without a copy: what comes back refers to the pages of the volume's cache. See [`Pinned`].
+    ///
+    /// ```
+    /// # use braidfs_fs::{Fs, Options};
+    /// # use std::io::Write;
+    /// # let fs = Fs::in_memory(64 << 20, &Options::default())?;
+    /// # fs.write("video", vec![7; 3_000_000])?;
+    /// # let mut socket = Vec::new();
+    /// let video = fs.open_read("video")?;
+    /// let mut at = 0;
+    /// loop {
+    ///     let part = video.read_pinned(at, 1 << 20)?; // at most a mebibyte is pinned at once
+    ///     if part.is_empty() {
+    ///         break; // the end
+    ///     }
+    ///     for piece in part.iter() {
+    ///         socket.write_all(piece)?; // a slice of the cache's page
+    ///     }
+    ///     at += part.bytes() as u64;
+    /// }
+    /// # assert_eq!(socket, vec![7; 3_000_000]);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// ENOMEM where more than a quarter of the cache (of a tenant: of its ceiling) would be pinned; as [`Self::read_at`].
+    pub fn read_pinned(&self, offset: u64, len: usize) -> Result<Pinned> {
+        Self::check(self.readable)?;
+        let pinned = self.shared.volume.read_pinned(&self.open, offset, len)?;
+        Ok(Pinned { pinned, _shared: self.shared.clone() })
     }
 
     /// Writes at `offset`: the number of bytes, fewer than wanted where space ran out in the middle. Of a file opened with
@@ -116,7 +170,26 @@ impl File {
     }
 
     /// [`Self::sync_all`], or where `data_only` [`Self::sync_data`], that returns at once: wait by the ticket, or have it
-    /// call a function. Those who wait at the same time share a flush. The file stays open until then.
+    /// call a function, or await it. Those who wait at the same time share a flush. The file may be closed meanwhile; one that
+    /// is removed and closed is not there to be synced.
+    ///
+    /// ```
+    /// # use braidfs_fs::{Fs, Options};
+    /// # let fs = Fs::in_memory(64 << 20, &Options::default())?;
+    /// let files: Vec<_> = (0..4).map(|i| fs.create(format!("{i}"))).collect::<Result<_, _>>()?;
+    /// let tickets: Vec<_> = files.iter().map(|f| f.sync_start(false)).collect();
+    /// for ticket in tickets {
+    ///     ticket.wait()?;
+    /// }
+    /// // or a function is called, on a thread of the volume
+    /// let (send, receive) = std::sync::mpsc::channel();
+    /// files[0].sync_start(true).on_done(Box::new(move |result| send.send(result).unwrap_or_default()));
+    /// receive.recv().unwrap()?;
+    /// // or a task awaits it
+    /// let task = async { files[1].sync_start(true).await };
+    /// # drop(task);
+    /// # Ok::<(), braidfs_fs::Error>(())
+    /// ```
     pub fn sync_start(&self, data_only: bool) -> Ticket {
         self.shared.volume.fsync_start(self.open.ino(), data_only)
     }
@@ -131,6 +204,16 @@ impl File {
     }
 
     /// fallocate(2): reserves blocks, makes a hole, moves what follows.
+    ///
+    /// ```
+    /// # use braidfs_fs::{FallocMode, Fs, Options};
+    /// # let fs = Fs::in_memory(64 << 20, &Options::default())?;
+    /// let file = fs.create("a")?;
+    /// file.write_all_at(&[7; 12288], 0)?;
+    /// file.allocate(FallocMode::PunchHole, 4096, 4096)?;
+    /// assert_eq!((file.seek_data(0, true)?, file.seek_data(4096, false)?), (Some(4096), Some(8192)));
+    /// # Ok::<(), braidfs_fs::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As fallocate(2).

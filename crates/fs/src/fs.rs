@@ -52,6 +52,19 @@ impl Fs {
     /// What exists is not overwritten: `braidfs mkfs`, which looks at what a device holds, and [`braidfs::mkfs::format`],
     /// which does not, are for that.
     ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let image = dir.path().join("vol.img");
+    /// use braidfs_fs::{Fs, MkfsOptions, parse_mkfs};
+    ///
+    /// let options = MkfsOptions { label: "mail".into(), data_checksums: true, ..MkfsOptions::default() };
+    /// Fs::format(&image, 64 << 20, &options)?;
+    /// // the same by text, refused here: what is there stays
+    /// let again = Fs::format(&image, 64 << 20, &parse_mkfs("label=mail,data-checksums")?);
+    /// assert_eq!(again.unwrap_err().kind(), std::io::ErrorKind::AlreadyExists);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// EEXIST; sizes that do not fit; of the file system that the image is in. No image is left then.
     pub fn format(image: impl AsRef<Path>, size: u64, options: &MkfsOptions) -> Result<()> {
@@ -68,6 +81,25 @@ impl Fs {
 
     /// Opens the volume on these image files, block devices or NBD exports (`nbd://HOST/EXPORT`, `nbd+unix:///EXPORT?socket=PATH`), all
     /// that it has.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let image = dir.path().join("vol.img");
+    /// # use braidfs_fs::{Fs, Options};
+    /// # Fs::format(&image, 64 << 20, &Default::default())?;
+    /// let fs = Fs::open(&[&image], &Options::parse("noatime,commit=1")?)?;
+    /// fs.write("a", "text")?;
+    /// // one process, and in it one `Fs`, has it for writing
+    /// let second = Fs::open(&[&image], &Options::default());
+    /// assert_eq!(second.unwrap_err().kind(), std::io::ErrorKind::ResourceBusy);
+    /// fs.close()?;
+    ///
+    /// let fs = Fs::open(&[&image], &Options::read_only())?;
+    /// assert_eq!(fs.read_to_string("a")?, "text");
+    /// assert_eq!(fs.write("a", "new").unwrap_err().kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    /// fs.close()?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     ///
     /// # Errors
     /// A device cannot be opened or is in use; no volume, not all of its devices, damage.
@@ -102,11 +134,23 @@ impl Fs {
 
     /// Makes everything durable and closes the volume.
     ///
+    /// ```
+    /// # use braidfs_fs::{Fs, Options};
+    /// # let fs = Fs::in_memory(64 << 20, &Options::default())?;
+    /// let file = fs.create("a")?;
+    /// let error = fs.close().unwrap_err(); // the file is open
+    /// let fs = error.fs.expect("the volume, to go on with");
+    /// drop(file);
+    /// fs.close()?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
     /// # Errors
-    /// EBUSY while files or listings are open, with the volume to go on with; else of a device, and it is closed.
+    /// EBUSY while files or listings are open, or something is pinned, with the volume to go on with; else of a device, and it is closed.
     pub fn close(mut self) -> Result<(), CloseError> {
         if self.open_handles() > 0 {
-            let error = Why::Busy("files of the volume are still open: close them first".into());
+            let error =
+                Why::Busy("files of the volume are still open, or pages of it pinned: close or drop them first".into());
             return Err(CloseError { error: error.into(), fs: Some(self) });
         }
         let mut last = None;
@@ -132,7 +176,7 @@ impl Fs {
         }
     }
 
-    /// Files and listings that are open.
+    /// Files and listings that are open, and what is [pinned](crate::Pinned).
     pub fn open_handles(&self) -> usize {
         self.references.iter().map(|r| Arc::strong_count(r) - 1).sum()
     }
@@ -352,6 +396,21 @@ impl Fs {
 
     /// Lists a directory.
     ///
+    /// ```
+    /// # use braidfs_fs::{FileKind, Fs, Options};
+    /// # let fs = Fs::in_memory(64 << 20, &Options::default())?;
+    /// fs.create_dir_all("mail/2026")?;
+    /// fs.write("mail/index", "one")?;
+    /// let mut found = Vec::new();
+    /// for entry in fs.read_dir("mail")? {
+    ///     let entry = entry?;
+    ///     found.push((entry.file_name().to_owned(), entry.kind()));
+    /// }
+    /// found.sort_by(|a, b| a.0.cmp(&b.0)); // they come in no order
+    /// assert_eq!(found, [("2026".into(), FileKind::Dir), ("index".into(), FileKind::File)]);
+    /// # Ok::<(), braidfs_fs::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As opendir(3).
     pub fn read_dir(&self, path: impl AsRef<Path>) -> Result<ReadDir> {
@@ -415,6 +474,18 @@ impl Fs {
     }
 
     /// renameat2(2): replaces, refuses to, or exchanges the two.
+    ///
+    /// ```
+    /// # use braidfs_fs::{Fs, Options, RenameMode};
+    /// # let fs = Fs::in_memory(64 << 20, &Options::default())?;
+    /// fs.write("config", "old")?;
+    /// fs.write("config.new", "new")?;
+    /// let refused = fs.rename_with("config.new", "config", RenameMode::NoReplace);
+    /// assert_eq!(refused.unwrap_err().kind(), std::io::ErrorKind::AlreadyExists);
+    /// fs.rename_with("config.new", "config", RenameMode::Exchange)?; // the old one stays, under the other name
+    /// assert_eq!((fs.read("config")?, fs.read("config.new")?), (b"new".to_vec(), b"old".to_vec()));
+    /// # Ok::<(), braidfs_fs::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As renameat2(2).
@@ -490,6 +561,19 @@ impl Fs {
 
     /// Sets an extended attribute.
     ///
+    /// ```
+    /// # use braidfs_fs::{Error, Fs, Options, XattrMode};
+    /// # let fs = Fs::in_memory(64 << 20, &Options::default())?;
+    /// fs.write("a", "text")?;
+    /// fs.set_xattr("a", true, b"user.tag", b"blue", XattrMode::Create)?; // refused where it is there
+    /// fs.set_xattr("a", true, b"user.tag", b"red", XattrMode::Set)?;
+    /// assert_eq!(fs.xattr("a", true, b"user.tag")?, b"red");
+    /// assert_eq!(fs.xattrs("a", true)?, [b"user.tag"]);
+    /// fs.remove_xattr("a", true, b"user.tag")?;
+    /// assert!(matches!(fs.xattr("a", true, b"user.tag"), Err(Error::Volume(braidfs_fs::VolumeError::NoAttr))));
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As setxattr(2).
     pub fn set_xattr(
@@ -532,7 +616,17 @@ impl Fs {
         Ok(self.volume().sync()?)
     }
 
-    /// [`Self::sync`] that returns at once.
+    /// [`Self::sync`] that returns at once. See [`File::sync_start`].
+    ///
+    /// ```
+    /// # use braidfs_fs::{Fs, Options};
+    /// # let fs = Fs::in_memory(64 << 20, &Options::default())?;
+    /// fs.write("a", "text")?;
+    /// let ticket = fs.sync_start();
+    /// fs.write("b", "meanwhile")?;
+    /// ticket.wait()?; // "a" survives a crash
+    /// # Ok::<(), braidfs_fs::Error>(())
+    /// ```
     pub fn sync_start(&self) -> Ticket {
         self.volume().sync_start()
     }

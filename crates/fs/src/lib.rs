@@ -38,20 +38,33 @@
 //! **One process at a time** has a volume open for writing: the devices are locked. After a `fork` a child must not use an
 //! `Fs` of its parent, nor drop it (`std::mem::forget` it): the threads behind it are not there.
 
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::unreachable, clippy::todo)
+)]
+
 mod dir;
 mod error;
 mod file;
 mod fs;
 mod metadata;
 mod options;
+mod pinned;
 
 pub use braidfs::{
-    Attr, FallocMode, FileKind, MkfsOptions, MountOptions, RenameMode, SetAttr, SetTime, StatFs, Ticket,
+    AtimeMode, Attr, DataMode, Error as VolumeError, FallocMode, FileKind, InodeNo, MkfsOptions, MountOptions,
+    Overwrite, Piece, Placement, RenameMode, SetAttr, SetTime, StatFs, Ticket, Timestamp, Volume, XattrMode,
 };
-pub use braidfs::{Timestamp, XattrMode};
+pub use braidfs_device::{Device, OpenError};
 pub use dir::{DirEntry, ReadDir};
 pub use error::{CloseError, Error, Result};
 pub use file::File;
 pub use fs::Fs;
 pub use metadata::Metadata;
 pub use options::{OpenOptions, Options, parse_mkfs};
+pub use pinned::Pinned;
+
+/// The blocks of the page are compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/embedding.md")]
+struct Embedding;

@@ -5,8 +5,9 @@ use braidfs::{AtimeMode, DataMode, OpenHow, Overwrite, Placement};
 use std::path::Path;
 use std::time::Duration;
 
-/// How to open a volume.
+/// How to open a volume: [`Self::default`], [`Self::new`] or [`Self::parse`], and what differs by fields or methods.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Options {
     /// As of a mount.
     pub mount: MountOptions,
@@ -24,9 +25,37 @@ impl Default for Options {
 }
 
 impl Options {
+    /// As [`Self::default`], with these of a mount.
+    ///
+    /// ```
+    /// use braidfs_fs::{AtimeMode, Fs, MountOptions, Options};
+    ///
+    /// let mount = MountOptions { atime: AtimeMode::Noatime, cache_bytes: 64 << 20, ..MountOptions::default() };
+    /// let options = Options::new(mount).with_owner(1000, 100).with_umask(0o077);
+    /// let fs = Fs::in_memory(64 << 20, &options)?;
+    /// fs.create_dir("mine")?;
+    /// assert_eq!((fs.metadata("mine")?.attr().uid, fs.metadata("mine")?.permissions()), (1000, 0o700));
+    /// # Ok::<(), braidfs_fs::Error>(())
+    /// ```
+    pub fn new(mount: MountOptions) -> Self {
+        Self { mount, ..Self::default() }
+    }
+
+    /// What is made belongs to this user and this group.
+    #[must_use]
+    pub fn with_owner(self, uid: u32, gid: u32) -> Self {
+        Self { owner: (uid, gid), ..self }
+    }
+
+    /// New files and directories do not get these bits of the permissions that are asked for.
+    #[must_use]
+    pub fn with_umask(self, umask: u32) -> Self {
+        Self { umask, ..self }
+    }
+
     /// For reading only: nothing is written to the devices, not even to replay a journal.
     pub fn read_only() -> Self {
-        Self { mount: MountOptions { read_only: true, ..MountOptions::default() }, ..Self::default() }
+        Self::new(MountOptions { read_only: true, ..MountOptions::default() })
     }
 
     /// Options as text, in the words of mount.braidfs(8): `ro`, `noatime`, `relatime`, `strictatime`, `nodiratime`,

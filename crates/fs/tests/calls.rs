@@ -155,7 +155,7 @@ fn a_listing_goes_on_while_names_change() {
 
 #[test]
 fn attributes_and_copies() {
-    let options = Options { owner: (7, 8), umask: 0o027, ..Options::default() };
+    let options = Options::default().with_owner(7, 8).with_umask(0o027);
     let fs = Fs::in_memory(64 << 20, &options).unwrap();
     fs.write("f", vec![5; 3 << 20]).unwrap();
     let m = fs.metadata("f").unwrap();

@@ -2,8 +2,12 @@
 //!
 //! Each serving thread has a descriptor of its own (`FUSE_DEV_IOC_CLONE`); a reply must go to the descriptor that
 //! gave the request. Sends never block on other threads: the kernel takes a reply as one `write`.
+//!
+//! Where tenants are mounted by themselves ([`crate::connections`]) notifications go to all connections of the volume: one that
+//! does not know the inode says so, and nothing happens there.
 
 use crate::abi;
+use crate::connections::{Connection, Connections};
 use crate::node::WireId;
 use crate::request::Answer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -11,6 +15,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
@@ -32,12 +37,58 @@ pub(crate) enum Received {
 #[derive(Debug)]
 pub(crate) struct Channel {
     fd: OwnedFd,
+    /// All connections of the volume.
+    all: Arc<Connections>,
+    /// Whose it is; `None`: the volume's own mount.
+    own: Option<Arc<Connection>>,
 }
 
 impl Channel {
     /// Wraps the descriptor that was mounted.
     pub fn new(fd: OwnedFd) -> Self {
-        Self { fd }
+        Self { fd, all: Arc::default(), own: None }
+    }
+
+    /// Wraps the descriptor of a tenant that is mounted by itself.
+    pub fn of_tenant(fd: OwnedFd, all: Arc<Connections>, own: Arc<Connection>) -> Self {
+        Self { fd, all, own: Some(own) }
+    }
+
+    /// All connections of the volume.
+    pub fn connections(&self) -> &Arc<Connections> {
+        &self.all
+    }
+
+    /// The tenant whose connection it is; `None`: the volume's own mount.
+    pub fn own(&self) -> Option<&Connection> {
+        self.own.as_deref()
+    }
+
+    /// Whether the kernel has ended the connection.
+    pub fn is_over(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
+        poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
+    }
+
+    /// What the kernel calls an inode over this connection.
+    fn wire(&self, node: WireId) -> u64 {
+        if self.own.as_ref().is_some_and(|own| own.root == node) { WireId::ROOT.0 } else { node.0 }
+    }
+
+    /// The inode of a request that came over this connection.
+    pub fn node(&self, id: WireId) -> WireId {
+        self.own.as_ref().filter(|_| id == WireId::ROOT).map_or(id, |own| own.root)
+    }
+
+    /// Sends a notification over all connections.
+    fn tell(&self, frame: impl Fn(&Self) -> Vec<u8>) {
+        self.send(&frame(self));
+        if self.all.any() {
+            for other in self.all.others(self.own()) {
+                other.send(&frame(&other));
+            }
+        }
     }
 
     /// A further descriptor of the same connection.
@@ -46,7 +97,10 @@ impl Channel {
         let source = self.fd.as_raw_fd() as u32;
         // SAFETY: FUSE_DEV_IOC_CLONE reads one u32, which `source` is, and keeps no pointer.
         let rc = unsafe { libc::ioctl(fd.as_raw_fd(), abi::DEV_IOC_CLONE as libc::Ioctl, &raw const source) };
-        if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(Self { fd }) }
+        if rc < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { fd, all: self.all.clone(), own: self.own.clone() })
     }
 
     /// From now on [`Self::try_receive`] returns at once. Also of other descriptors that share the open file.
@@ -83,6 +137,10 @@ impl Channel {
 
     /// Whether nothing waits to be received: everything that the kernel has queued so far is with a serving thread.
     pub fn is_empty(&self) -> bool {
+        self.is_idle() && (!self.all.any() || self.all.others(self.own()).iter().all(|other| other.is_idle()))
+    }
+
+    fn is_idle(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
         poll(&mut fds, Some(&now)).is_ok() && !fds[0].revents().contains(PollFlags::IN)
@@ -120,14 +178,14 @@ impl Channel {
     ///
     /// With `pages` the kernel sends WRITE requests and waits for them: never call it from a serving thread.
     pub fn invalidate(&self, node: WireId, pages: bool) {
-        self.notify(abi::InvalInodeOut { ino: node.0, off: if pages { 0 } else { -1 }, len: 0 });
+        self.notify(node, if pages { 0 } else { -1 }, 0);
     }
 
     /// As [`Self::invalidate`] of the pages of a range, which is not empty: never from a serving thread either.
     pub fn invalidate_range(&self, node: WireId, offset: u64, len: u64) {
         let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
         let len = signed(len).min(i64::MAX - signed(offset));
-        self.notify(abi::InvalInodeOut { ino: node.0, off: signed(offset), len });
+        self.notify(node, signed(offset), len);
     }
 
     /// Has the kernel forget what it knows of a name, also that there was none. It locks the directory: never from a serving
@@ -135,13 +193,20 @@ impl Channel {
     pub fn invalidate_entry(&self, dir: WireId, name: &[u8]) {
         let len = 16 + 16 + name.len() as u32 + 1;
         let head = abi::OutHeader { len, error: abi::NOTIFY_INVAL_ENTRY, unique: 0 };
-        let body = [&dir.0.to_ne_bytes()[..], &(name.len() as u32).to_ne_bytes(), &[0; 4], name, &[0]].concat();
-        self.send(&[head.as_bytes(), &body].concat());
+        self.tell(|to| {
+            let dir = to.wire(dir).to_ne_bytes();
+            let body = [&dir[..], &(name.len() as u32).to_ne_bytes(), &[0; 4], name, &[0]].concat();
+            [head.as_bytes(), &body].concat()
+        });
     }
 
-    fn notify(&self, body: abi::InvalInodeOut) {
-        let head = abi::OutHeader { len: 16 + size_of_val(&body) as u32, error: abi::NOTIFY_INVAL_INODE, unique: 0 };
-        self.send(&[head.as_bytes(), body.as_bytes()].concat());
+    fn notify(&self, node: WireId, off: i64, len: i64) {
+        self.tell(|to| {
+            let body = abi::InvalInodeOut { ino: to.wire(node), off, len };
+            let head =
+                abi::OutHeader { len: 16 + size_of_val(&body) as u32, error: abi::NOTIFY_INVAL_INODE, unique: 0 };
+            [head.as_bytes(), body.as_bytes()].concat()
+        });
     }
 
     /// Has the kernel drop those of the inodes that nobody uses. As with [`Self::invalidate`] of pages, not from a serving
@@ -151,8 +216,10 @@ impl Channel {
             let body = abi::PruneOut { count: some.len() as u32, padding: 0, spare: 0 };
             let len = 16 + size_of_val(&body) + size_of_val(some);
             let head = abi::OutHeader { len: len as u32, error: abi::NOTIFY_PRUNE, unique: 0 };
-            let ids = some.iter().flat_map(|id| id.0.to_ne_bytes());
-            self.send(&head.as_bytes().iter().chain(body.as_bytes()).copied().chain(ids).collect::<Vec<u8>>());
+            self.tell(|to| {
+                let ids = some.iter().flat_map(|id| to.wire(*id).to_ne_bytes());
+                head.as_bytes().iter().chain(body.as_bytes()).copied().chain(ids).collect()
+            });
         }
     }
 

@@ -8,16 +8,24 @@
 //! stops within seconds of its end.
 
 pub mod devices;
+mod label;
 mod quota;
 mod tenant;
 
+pub use crate::tenant_mount::TenantMount;
 pub(crate) use devices::{DEVICE_BLANK, DeviceAnswer, DeviceCall, DeviceStart};
-pub(crate) use quota::{DIRECTORY as QUOTA_DIRECTORY, QUOTA, QUOTA_TEXT, QuotaArg, QuotaCall, USER as QUOTA_USER};
+pub(crate) use label::{FS_IOC_GETFSLABEL, FS_IOC_SETFSLABEL, LABEL_BYTES};
+pub use label::{label, set_label};
+pub(crate) use quota::{
+    DIRECTORY as QUOTA_DIRECTORY, GROUP as QUOTA_GROUP, QUOTA, QUOTA_TEXT, QuotaArg, QuotaCall, USER as QUOTA_USER,
+};
 pub use quota::{QuotaChange, QuotaSubject, quota_remove, quota_set, quota_show, quotas};
 pub(crate) use tenant::{
     KNOWS_INODES, LEAVE_SPACE, SET_INODES, SET_MEMORY, SET_RATES, SET_SOFT, TENANT, TenantArg, TenantCall,
 };
-pub use tenant::{NewLimit, TenantChange, TenantInfo, tenant_create, tenant_remove, tenant_set, tenant_show, tenants};
+pub use tenant::{
+    NewLimit, TenantChange, TenantInfo, tenant_create, tenant_mount, tenant_remove, tenant_set, tenant_show, tenants,
+};
 
 use crate::abi::op;
 use crate::counters::CODES;

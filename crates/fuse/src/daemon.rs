@@ -3,10 +3,13 @@
 //! Must run before the process has threads: only the calling thread survives a fork.
 
 use crate::mount_table::MountId;
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 
 // What a forked process says: any of the first two, then at most one of the others. They stay in the pipe when it is killed.
 /// It is about to unmount what a dead server left.
@@ -17,9 +20,12 @@ const READY: u8 = b'+';
 /// The reason follows, as behind the next.
 const FAILED: u8 = b'-';
 const ENDED: u8 = b'=';
-/// Once it is ready, to a parent that looks after it: a process that may go on in its place; its number and the end of the
-/// line follow.
-pub(crate) const HANDING: u8 = b'@';
+// Once it is ready, to a parent that looks after it; programs of all versions say and understand the first, and pass over lines
+// that they do not know.
+/// A process that may go on in its place; its number and the end of the line follow.
+const HANDING: u8 = b'@';
+/// Before that: what program it runs; the path ([`escaped`]) and the end of the line follow.
+const PROGRAM: u8 = b'#';
 
 /// Why there is no daemon.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +52,11 @@ pub struct Ready {
 }
 
 impl Ready {
+    /// Nobody waits.
+    pub(crate) fn silent() -> Self {
+        Self { pipe: None, call: None, leaves: false }
+    }
+
     /// For a process in the foreground.
     pub fn calling(call: fn()) -> Self {
         Self { pipe: None, call: Some(call), leaves: false }
@@ -201,6 +212,8 @@ pub(crate) struct ChildReport {
     pub mounted: Option<MountId>,
     /// Nothing: it died.
     pub told: Option<Told>,
+    /// Behind [`Told::Ready`]: what it said while it served.
+    pub later: Vec<u8>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -212,12 +225,65 @@ pub(crate) enum Told {
     Ended(String),
 }
 
-/// The process that goes on in the place of another one, by what that said last about it once it was ready.
-pub(crate) fn handed_to(said: &[u8]) -> Option<i32> {
-    let lines = said.split(|b| *b == b'\n').rev();
-    lines.filter_map(|line| line.strip_prefix(&[HANDING])).find_map(|pid| std::str::from_utf8(pid).ok()?.parse().ok())
+/// Another process, which may go on in the place of the one that says so.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Handing {
+    pub pid: i32,
+    /// What it runs; earlier programs do not say.
+    pub program: Option<PathBuf>,
 }
 
+impl Handing {
+    /// As [`handed_to`] reads it.
+    pub fn said(&self) -> Vec<u8> {
+        let program = self.program.iter().map(|p| format!("{}{}\n", PROGRAM as char, escaped(p)));
+        program.chain([format!("{}{}\n", HANDING as char, self.pid)]).collect::<String>().into_bytes()
+    }
+}
+
+/// The process that goes on in the place of another one, by what that said last about it once it was ready.
+pub(crate) fn handed_to(said: &[u8]) -> Option<Handing> {
+    let (mut program, mut last) = (None, None);
+    for line in said.split(|b| *b == b'\n') {
+        match line.split_first() {
+            Some((&PROGRAM, path)) => program = unescaped(path),
+            Some((&HANDING, pid)) => {
+                let pid = std::str::from_utf8(pid).ok().and_then(|p| p.parse().ok());
+                let program = program.take();
+                last = pid.map(|pid| Handing { pid, program }).or(last);
+            }
+            _ => {}
+        }
+    }
+    last
+}
+
+/// A path on one line: bytes that are no plain character, and `%`, as `%` and two digits.
+pub(crate) fn escaped(path: &Path) -> String {
+    let one = |b: &u8| match b {
+        b'%' => "%25".into(),
+        b' '..=b'~' => char::from(*b).to_string(),
+        _ => format!("%{b:02x}"),
+    };
+    path.as_os_str().as_bytes().iter().map(one).collect()
+}
+
+/// [`escaped`] backwards; `None`: it was cut off.
+pub(crate) fn unescaped(mut text: &[u8]) -> Option<PathBuf> {
+    let mut path = Vec::with_capacity(text.len());
+    while let Some((first, rest)) = text.split_first() {
+        text = rest;
+        path.push(*first);
+        if *first == b'%' {
+            let (digits, rest) = rest.split_at_checked(2)?;
+            *path.last_mut()? = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+            text = rest;
+        }
+    }
+    (!path.is_empty()).then(|| OsString::from_vec(path).into())
+}
+
+/// What is said up to [`Told`]; what follows [`Told::Ready`] stays in [`ChildReport::later`].
 pub(crate) fn parse_report(mut said: &[u8]) -> ChildReport {
     let mut all = ChildReport::default();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -230,7 +296,10 @@ pub(crate) fn parse_report(mut said: &[u8]) -> ChildReport {
                 all.mounted = text(&rest[..end]).parse().ok();
                 said = rest.get(end + 1..).unwrap_or_default();
             }
-            READY => all.told = Some(Told::Ready),
+            READY => {
+                (all.told, all.later) = (Some(Told::Ready), rest.to_vec());
+                return all;
+            }
             FAILED => (all.told, said) = (Some(Told::Failed(text(rest))), &[]),
             ENDED => (all.told, said) = (Some(Told::Ended(text(rest))), &[]),
             _ => return all,
@@ -291,7 +360,10 @@ mod tests {
         let id: MountId = "7 30 0 40".parse().unwrap();
         let said = |bytes: &[u8]| parse_report(bytes);
         assert_eq!(said(b"!"), ChildReport { detaching: true, ..ChildReport::default() });
-        assert_eq!(said(b"!*7 30 0 40\n"), ChildReport { detaching: true, mounted: Some(id), told: None });
+        assert_eq!(
+            said(b"!*7 30 0 40\n"),
+            ChildReport { detaching: true, mounted: Some(id), ..ChildReport::default() }
+        );
         assert_eq!(said(b"!-no room!").told, Some(Told::Failed("no room!".into())));
         assert_eq!(said(b"=gone"), ChildReport { told: Some(Told::Ended("gone".into())), ..ChildReport::default() });
         // cut off, or not ours
@@ -302,8 +374,27 @@ mod tests {
 
     #[test]
     fn the_last_process_that_may_go_on_is_found() {
-        assert_eq!(handed_to(b"@17\n@230\n"), Some(230));
-        assert_eq!((handed_to(b""), handed_to(b"+"), handed_to(b"@x\n")), (None, None, None));
+        let of = |said: &[u8]| handed_to(said).map(|h| (h.pid, h.program));
+        assert_eq!(of(b"@17\n@230\n"), Some((230, None)));
+        assert_eq!((of(b""), of(b"+"), of(b"@x\n"), of(b"#/a\n")), (None, None, None, None));
+        for path in ["/usr/bin/braidfs", "/a b/100 %", "/new\nline\n@9\n", "/\u{e9}"] {
+            let one = Handing { pid: 230, program: Some(path.into()) };
+            assert_eq!(handed_to(&one.said()), Some(one));
+        }
+        // of the one that says it last, and not of another one
+        assert_eq!(of(b"#/new\n@17\n@18\n"), Some((18, None)));
+        assert_eq!(of(b"~ what a later version says\n#/b\n@3\n~\n"), Some((3, Some("/b".into()))));
+        let bytes = Path::new(std::ffi::OsStr::from_bytes(b"/\xff%"));
+        assert_eq!(unescaped(escaped(bytes).as_bytes()).unwrap(), bytes);
+        assert_eq!((unescaped(b""), unescaped(b"/a%2"), unescaped(b"/a%zz")), (None, None, None));
+    }
+
+    /// It was stopped meanwhile, and reads both at once.
+    #[test]
+    fn what_follows_readiness_is_kept() {
+        let report = parse_report(b"*7 30 0 40\n+#/b\n@3\n");
+        assert_eq!((report.told, report.mounted.is_some()), (Some(Told::Ready), true));
+        assert_eq!(handed_to(&report.later).map(|h| h.pid), Some(3));
     }
 
     #[test]

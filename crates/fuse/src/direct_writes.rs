@@ -237,7 +237,7 @@ impl BraidFs {
             fs.drop_pages(id, Some((from, to - from)), channel);
             fs.direct_writes.dropped(id.ino(), &stale);
         };
-        let synced = self.sync_changes(req, Ok(Outcome::Reply));
+        let synced = self.sync_changes(req, Ok(Outcome::Reply), cx);
         let Some(waiting) = self.let_wait(true).filter(|_| synced.is_ok()) else {
             let channel = cx.channel.clone();
             // Not sent only where the mount is ending.

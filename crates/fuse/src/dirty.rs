@@ -9,6 +9,7 @@
 //! The kernel keeps the bound as a part of the memory that may be dirty (`bdi_set_max_bytes` in `mm/page-writeback.c`),
 //! so that it grows when memory becomes free. That is another reason to set it anew when it matters.
 
+use braidfs_sync::{Mutex, rank};
 use std::fs;
 use std::path::PathBuf;
 
@@ -22,13 +23,16 @@ const PAGE_BYTES: u64 = 4096;
 const PART: u64 = 8;
 
 /// The kernel's bound for one mount. Only root may set it; Linux 6.2.
+///
+/// What the kernel holds dirty of the volume is what it holds of all its mounts: where tenants are mounted by themselves
+/// ([`Self::add`]), each has a bound of its own, [`LEAST_BYTES`], and all of them count.
 #[derive(Debug)]
-pub(crate) struct DirtyLimit(PathBuf);
+pub(crate) struct DirtyLimit(PathBuf, Mutex<Vec<PathBuf>, rank::DirtyTenants>);
 
 impl DirtyLimit {
     /// Of the mount whose settings are in this directory.
     pub fn new(settings: impl Into<PathBuf>) -> Self {
-        Self(settings.into().join("max_bytes"))
+        Self(settings.into().join("max_bytes"), Mutex::default())
     }
 
     /// Where the kernel has the settings of the connection, which it names by the number of the mount's device.
@@ -39,12 +43,30 @@ impl DirtyLimit {
         Some(PathBuf::from(format!("/sys/fs/fuse/connections/{number}")))
     }
 
+    /// A tenant is mounted by itself, with this bound.
+    pub fn add(&self, tenant: &Self) {
+        // also where it is less: it is told of as this much
+        tenant.set(LEAST_BYTES);
+        self.1.lock().push(tenant.0.clone());
+    }
+
+    /// It is not any more.
+    pub fn remove(&self, tenant: &Self) {
+        self.1.lock().retain(|file| *file != tenant.0);
+    }
+
+    /// How much the kernel may hold of tenants that are mounted by themselves, bytes.
+    pub fn of_tenants(&self) -> u64 {
+        let files = self.1.lock().clone();
+        files.into_iter().map(|file| Self(file, Mutex::default()).now()).sum()
+    }
+
     /// Sets it for a volume whose smallest domain has so much room; how much the kernel may hold then, bytes.
     pub fn allow(&self, room_bytes: u64) -> u64 {
         let mut bytes = wanted(room_bytes);
         while bytes > LEAST_BYTES {
             if self.set(bytes) {
-                return bytes;
+                return bytes + self.of_tenants();
             }
             // more than all mounts together may have
             bytes /= 2;
@@ -56,15 +78,16 @@ impl DirtyLimit {
     /// bytes: on a machine with much memory that is more where the bound cannot be set (not root, an old kernel).
     pub fn restrict(&self) -> u64 {
         let now = self.set_at();
-        match now.unwrap_or_else(usual) {
+        let own = match now.unwrap_or_else(usual) {
             more if more > LEAST_BYTES && (now.is_none() || !self.set(LEAST_BYTES)) => more,
             _ => LEAST_BYTES,
-        }
+        };
+        own + self.of_tenants()
     }
 
     /// How much the kernel may hold now, bytes.
     pub fn now(&self) -> u64 {
-        self.set_at().unwrap_or_else(usual).max(LEAST_BYTES)
+        self.set_at().unwrap_or_else(usual).max(LEAST_BYTES) + self.of_tenants()
     }
 
     fn set_at(&self) -> Option<u64> {

@@ -84,6 +84,13 @@ pub(crate) struct HandedGrants {
     writers: Vec<(u64, u64, u64)>,
 }
 
+impl HandedGrants {
+    /// Nothing is granted.
+    pub fn is_empty(&self) -> bool {
+        self.granted == 0 && self.writers.is_empty()
+    }
+}
+
 impl DirtyGrants {
     /// For another process.
     pub fn handed(&self) -> HandedGrants {

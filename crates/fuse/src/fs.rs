@@ -9,6 +9,7 @@
 
 use crate::abi::{self, init, op};
 use crate::channel::Channel;
+use crate::connections::Connections;
 use crate::counters::{Counted, Counters, Line};
 use crate::direct_writes::DirectWrites;
 use crate::dirty::DirtyLimit;
@@ -96,13 +97,15 @@ impl Negotiated {
     }
 }
 
-/// Answers INIT; `rings`: they are there, should the kernel know them. With `opens` the kernel is to ask for each open.
+/// Answers INIT; `rings`: they are there, should the kernel know them. With `opens` the kernel is to ask for each open. None
+/// of the flags `without` is wanted.
 pub(crate) fn negotiate(
     req: &Request<'_>,
     out: &mut Answer,
     rings: bool,
     opens: bool,
     profile: Profile,
+    without: u64,
 ) -> Result<Negotiated, Errno> {
     let old: abi::InitCompatIn = req.arg()?;
     if old.major != abi::MAJOR || old.minor < abi::MINOR_MIN {
@@ -119,7 +122,7 @@ pub(crate) fn negotiate(
     };
     let offered = u64::from(old.flags) | high << 32;
     let opens = opens || offered & WITHOUT_OPEN != WITHOUT_OPEN;
-    let wanted = profile.wanted(WANTED) | if rings { init::OVER_IO_URING } else { 0 };
+    let wanted = (profile.wanted(WANTED) & !without) | if rings { init::OVER_IO_URING } else { 0 };
     let flags = offered & (wanted | if opens { WITH_OPEN } else { WITHOUT_OPEN });
     profile.accept(flags)?;
     out.put(&abi::InitOut {
@@ -162,6 +165,8 @@ pub(crate) struct BraidFs {
     /// The same for owners with limits.
     pub(crate) quota_grants: QuotaGrants,
     pub(crate) jobs: mpsc::Sender<Job>,
+    /// The volume's own mount, and those of tenants.
+    pub(crate) connections: Arc<Connections>,
     /// Requests that wait for a tenant's turn.
     pub(crate) pacer: Arc<Pacer>,
     /// What is made durable before it is answered.
@@ -260,6 +265,7 @@ impl BraidFs {
             dirty_grants: DirtyGrants::default(),
             quota_grants: QuotaGrants::default(),
             jobs,
+            connections: Arc::default(),
             pacer: Arc::default(),
             durable: Durable::default(),
             syncs: Syncs::default(),
@@ -319,11 +325,24 @@ impl BraidFs {
 
     /// Handles one request. INIT and DESTROY are the session's.
     pub(crate) fn handle(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
-        let handled = self.operate(req, out, cx);
-        let synced = self.sync_changes(req, handled);
+        self.handle_as(req, out, cx, false)
+    }
+
+    /// [`Self::handle`]; `waited`: it was put aside where another connection had what it asks for.
+    pub(crate) fn handle_as(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>, waited: bool) -> Handled {
+        let several = self.connections.any();
+        if several && let Some(stopped) = self.stopped_at_border(req, cx, waited) {
+            return stopped;
+        }
+        let mut handled = self.operate(req, out, cx);
+        // also where the first of them came meanwhile, which waits for the end of this
+        if several && handled == Ok(Outcome::Reply) {
+            handled = self.admit(req, out, cx, waited);
+        }
+        let synced = self.sync_changes(req, handled, cx);
         if synced.is_err() && handled == Ok(Outcome::Reply) {
             // the kernel gets an error in place of what was counted for it
-            self.refused(req.head.opcode, out.body());
+            self.refused(cx.channel.own(), req.head.opcode, out.body());
         }
         synced
     }
@@ -331,8 +350,8 @@ impl BraidFs {
     fn operate(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         match req.head.opcode {
             op::LOOKUP => self.lookup(req, out),
-            op::FORGET => self.forget(req),
-            op::BATCH_FORGET => self.batch_forget(req),
+            op::FORGET => self.forget(req, cx.channel.own()),
+            op::BATCH_FORGET => self.batch_forget(req, cx.channel.own()),
             op::GETATTR => self.getattr(req, out, cx),
             op::STATX => self.statx(req, out),
             op::SETATTR => self.setattr(req, out),
@@ -342,8 +361,8 @@ impl BraidFs {
             op::MKDIR => self.mkdir(req, out, cx),
             op::UNLINK => self.unlink(req),
             op::RMDIR => self.rmdir(req),
-            op::RENAME => self.rename(req),
-            op::RENAME2 => self.rename2(req),
+            op::RENAME => self.rename(req, cx),
+            op::RENAME2 => self.rename2(req, cx),
             op::LINK => self.link(req, out),
             // the kernel asks once, and then creates by MKNOD
             op::OPEN | op::OPENDIR | op::CREATE if !self.negotiated.opens() => Err(Errno::NOSYS),
@@ -352,7 +371,7 @@ impl BraidFs {
             op::WRITE => self.write(req, out, cx),
             op::STATFS => self.statfs(req, out),
             op::RELEASE => self.release(req, cx),
-            op::RELEASEDIR => self.releasedir(req),
+            op::RELEASEDIR => self.releasedir(req, cx),
             op::FSYNC | op::FSYNCDIR => self.fsync(req, cx),
             op::SYNCFS => self.syncfs(cx),
             op::SETXATTR | op::GETXATTR | op::LISTXATTR | op::REMOVEXATTR
@@ -414,7 +433,8 @@ mod tests {
         };
         let f = init_frame(arg.as_bytes());
         let mut out = Answer::new(64);
-        let negotiated = negotiate(&Request::parse(&f).unwrap(), &mut out, false, false, Profile::default()).unwrap();
+        let negotiated =
+            negotiate(&Request::parse(&f).unwrap(), &mut out, false, false, Profile::default(), 0).unwrap();
         let reply = abi::InitOut::read_from_bytes(out.body()).unwrap();
         assert_eq!(negotiated.flags, init::WRITEBACK_CACHE | init::INIT_EXT | init::DIRECT_IO_ALLOW_MMAP);
         assert_eq!((reply.minor, reply.max_pages, reply.max_readahead), (44, 256, 1 << 17));
@@ -425,7 +445,8 @@ mod tests {
     fn old_kernels_are_refused() {
         let arg = abi::InitCompatIn { major: 7, minor: 30, max_readahead: 0, flags: 0 };
         let f = init_frame(arg.as_bytes());
-        let negotiated = negotiate(&Request::parse(&f).unwrap(), &mut Answer::new(0), true, false, Profile::default());
+        let negotiated =
+            negotiate(&Request::parse(&f).unwrap(), &mut Answer::new(0), true, false, Profile::default(), 0);
         assert_eq!(negotiated, Err(Errno::PROTO));
     }
 
@@ -435,7 +456,7 @@ mod tests {
         let negotiated = |offer: u64, opens| {
             let arg = abi::InitCompatIn { major: 7, minor: 31, max_readahead: 0, flags: offer as u32 };
             let (f, mut out) = (init_frame(arg.as_bytes()), Answer::new(64));
-            negotiate(&Request::parse(&f).unwrap(), &mut out, false, opens, Profile::default())
+            negotiate(&Request::parse(&f).unwrap(), &mut out, false, opens, Profile::default(), 0)
                 .map(|a| (a.flags, a.opens()))
         };
         let all = without | init::ATOMIC_O_TRUNC;

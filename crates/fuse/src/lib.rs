@@ -5,17 +5,19 @@
 //! handlers, over the engine's API) → `node` (which inode is meant), `lookups` (what the kernel was told of) → `opened`
 //! (its file), `handles` (files that the kernel asked to open), `room` and `dirty` (ENOSPC in time), `direct_writes` (no stale pages behind
 //! direct writes). `serve` runs the whole from mount to unmount,
+//! `connections` keeps tenants that are mounted by themselves apart from the rest, `tenant_mount` mounts them,
 //! `latency` looks after the serving threads meanwhile, `counters` counts what they are asked, `watch` tells it, `slow` tells the log of what took long; `profile` says
 //! what a mount gives up to be asked less; `daemon` and `supervise` help the command line. `upgrade` hands all of it to another program.
 //!
 //! The protocol is spoken directly, not through a crate: `sync` (SYNCFS), unnamed files (TMPFILE), birth times (STATX)
 //! and an `umount` that waits until the volume is closed (DESTROY) need operations that the crates do not pass on.
 //!
-//! `unsafe` is confined to `daemon` (fork), `supervise` and `upgrade::stop` (signals), `channel` and `control` (one ioctl each), `latency::follow`
+//! `unsafe` is confined to `daemon` (fork), `supervise` and `upgrade::stop` (signals), `supervise::successor` (another program in this process), `channel` and `control` (one ioctl each), `latency::follow`
 //! (scheduling policy), `transport::ring` (submissions) and `transport::entry` (memory given back).
 
 mod abi;
 mod channel;
+mod connections;
 pub mod control;
 mod counters;
 mod daemon;
@@ -42,6 +44,7 @@ mod serve;
 mod session;
 mod slow;
 mod supervise;
+mod tenant_mount;
 mod transport;
 mod upgrade;
 pub mod watch;
@@ -54,6 +57,6 @@ pub use mount_table::{DeadMount, MountId, dead_at};
 pub use ops::TellDevices;
 pub use profile::{Cache, Profile};
 pub use serve::{Progress, ServeError, serve};
-pub use supervise::{Limit, SuperviseError, supervise};
+pub use supervise::{Limit, Looked, Successor, SuperviseError, Supervised, greeting, look_after, supervise};
 pub use transport::Transport;
 pub use upgrade::{Heir, Upgradable};

@@ -24,6 +24,7 @@
 
 use crate::abi::{self, op};
 use crate::channel::Channel;
+use crate::connections::Connection;
 use crate::counters::Line;
 use crate::fs::{BraidFs, Context, MAX_IO_BYTES, errno};
 use crate::node::WireId;
@@ -67,22 +68,23 @@ impl BraidFs {
 
     /// Takes back one count of an answer that is not given after all.
     pub(crate) fn uncount(&self, attr: &Attr) {
-        self.give_back(WireId::of(attr).0, 1);
+        // it has not come to be counted of a connection
+        self.give_back(None, WireId::of(attr).0, 1);
     }
 
-    pub(crate) fn forget(&self, req: &Request<'_>) -> Handled {
+    pub(crate) fn forget(&self, req: &Request<'_>, own: Option<&Connection>) -> Handled {
         if let Ok(arg) = req.arg::<abi::ForgetIn>() {
-            self.give_back(req.head.nodeid, arg.nlookup);
+            self.give_back(own, req.head.nodeid, arg.nlookup);
         }
         Ok(Outcome::Silent)
     }
 
-    pub(crate) fn batch_forget(&self, req: &Request<'_>) -> Handled {
+    pub(crate) fn batch_forget(&self, req: &Request<'_>, own: Option<&Connection>) -> Handled {
         self.forgetting.fetch_add(1, Ordering::Relaxed);
         if let Ok((arg, mut rest)) = req.arg_and_rest::<abi::BatchForgetIn>() {
             for _ in 0..arg.count {
                 let Ok((one, next)) = abi::ForgetOne::read_from_prefix(rest) else { break };
-                self.give_back(one.nodeid, one.nlookup);
+                self.give_back(own, one.nodeid, one.nlookup);
                 rest = next;
             }
         }
@@ -90,15 +92,19 @@ impl BraidFs {
         Ok(Outcome::Silent)
     }
 
-    fn give_back(&self, nodeid: u64, times: u64) {
+    /// `own`: of the tenant's connection that counted it, if it was one.
+    pub(crate) fn give_back(&self, own: Option<&Connection>, nodeid: u64, times: u64) {
         let id = WireId(nodeid);
+        if let Some(own) = own {
+            own.take_back(nodeid, times);
+        }
         if self.vol.forget(id.ino(), |g| id.is_of(g), times) {
             self.direct_writes.forget(id.ino());
         }
     }
 
     /// The kernel did not take this answer: what was counted for it is given back, what was opened is closed.
-    pub(crate) fn refused(&self, opcode: u32, body: &[u8]) {
+    pub(crate) fn refused(&self, own: Option<&Connection>, opcode: u32, body: &[u8]) {
         let open = match opcode {
             op::OPEN | op::OPENDIR => Some(body),
             op::CREATE | op::TMPFILE => body.get(size_of::<abi::EntryOut>()..),
@@ -107,6 +113,9 @@ impl BraidFs {
         if self.negotiated.opens()
             && let Some(Ok((open, _))) = open.map(abi::OpenOut::read_from_prefix)
         {
+            if let Some(own) = own {
+                own.closed(open.fh);
+            }
             // It was there a moment ago.
             let _ = self.handles.release(open.fh);
         }
@@ -115,21 +124,21 @@ impl BraidFs {
                 if let Ok((entry, _)) = abi::EntryOut::read_from_prefix(body)
                     && entry.nodeid != 0
                 {
-                    self.give_back(entry.nodeid, 1);
+                    self.give_back(own, entry.nodeid, 1);
                 }
             }
-            op::READDIRPLUS => self.unlist(body),
+            op::READDIRPLUS => self.unlist(own, body),
             _ => {}
         }
     }
 
     /// [`Self::refused`] of a listing.
-    pub(crate) fn unlist(&self, mut body: &[u8]) {
+    pub(crate) fn unlist(&self, own: Option<&Connection>, mut body: &[u8]) {
         while let Ok((entry, rest)) = abi::EntryOut::read_from_prefix(body)
             && let Ok((name, _)) = abi::Dirent::read_from_prefix(rest)
         {
             if entry.nodeid != 0 {
-                self.give_back(entry.nodeid, 1);
+                self.give_back(own, entry.nodeid, 1);
             }
             let len =
                 (size_of::<abi::EntryOut>() + size_of::<abi::Dirent>() + name.namelen as usize).next_multiple_of(8);
@@ -187,8 +196,9 @@ impl BraidFs {
     pub(crate) fn answer_later(&self, req: &Request<'_>, handled: Handled, later: Later, out: &mut Answer) {
         match handled {
             Ok(Outcome::Reply) => {
+                let channel = later.channel().clone();
                 if !later.try_answer(out) {
-                    self.refused(req.head.opcode, out.body());
+                    self.refused(channel.own(), req.head.opcode, out.body());
                 }
             }
             Ok(Outcome::Deferred | Outcome::Silent) => later.taken(),
@@ -209,8 +219,8 @@ impl BraidFs {
         let (opcode, unique) = (req.head.opcode, req.head.unique);
         let begun = counts.begin(opcode);
         let serve = AssertUnwindSafe(|| match opcode {
-            op::FORGET => self.forget(&req),
-            op::BATCH_FORGET => self.batch_forget(&req),
+            op::FORGET => self.forget(&req, channel.own()),
+            op::BATCH_FORGET => self.batch_forget(&req, channel.own()),
             // operations are short or cannot be undone; the kernel asks no more
             op::INTERRUPT => Err(Errno::NOSYS),
             _ => {

@@ -5,9 +5,10 @@
 
 use crate::mount::{detach_top, is_unserved};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use std::ffi::OsString;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 const UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
@@ -200,6 +201,47 @@ fn numbers(point: &Path) -> Numbers {
     (ask(UNIQUE), ask(StatxFlags::MNT_ID))
 }
 
+/// A mount on the directory `inside` of the volume that is mounted on `point`, or below it: wherever else the volume is shown
+/// (`mount --bind`), too. Not what other mount namespaces have.
+///
+/// # Errors
+/// The table of mounts cannot be read.
+pub(crate) fn mounts_inside(point: &Path, inside: &Path) -> io::Result<Option<PathBuf>> {
+    let table = std::fs::read("/proc/self/mountinfo")?;
+    Ok(find_inside(&table, point, inside))
+}
+
+fn find_inside(table: &[u8], point: &Path, inside: &Path) -> Option<PathBuf> {
+    /// What is shown at a place.
+    struct Shown<'a> {
+        number: &'a [u8],
+        above: &'a [u8],
+        dev: &'a [u8],
+        root: PathBuf,
+        point: PathBuf,
+    }
+    let path = |bytes| PathBuf::from(OsString::from_vec(unescape(bytes)));
+    let all: Vec<_> = table
+        .split(|&b| b == b'\n')
+        .filter_map(|line| {
+            let mut fields = line.split(|&b| b == b' ');
+            let [number, above, dev, root, point] = std::array::from_fn(|_| fields.next());
+            Some(Shown { number: number?, above: above?, dev: dev?, root: path(root?), point: path(point?) })
+        })
+        .collect();
+    let volume = all.iter().rev().find(|m| m.point == point && m.root == Path::new("/"))?.dev;
+    let border = Path::new("/").join(inside);
+    let is_inside = |m: &&Shown<'_>| {
+        // where it lies in the file system that is shown by the mount above it
+        all.iter().any(|above| {
+            above.number == m.above
+                && above.dev == volume
+                && m.point.strip_prefix(&above.point).is_ok_and(|at| above.root.join(at).starts_with(&border))
+        })
+    };
+    all.iter().find(is_inside).map(|m| m.point.clone())
+}
+
 fn find(table: &[u8], point: &Path, (unique, number): Numbers) -> Option<Top> {
     let lines: Vec<Line<'_>> = lines_at(table, point).collect();
     let at = match number {
@@ -258,6 +300,21 @@ fn escape(path: &[u8]) -> Vec<u8> {
     out
 }
 
+/// As it is without [`escape`].
+fn unescape(path: &[u8]) -> Vec<u8> {
+    let (mut out, mut rest) = (Vec::with_capacity(path.len()), path);
+    while let Some((&b, tail)) = rest.split_first() {
+        let digits = tail.get(..3).filter(|d| b == b'\\' && d.iter().all(|d| (b'0'..=b'7').contains(d)));
+        let (byte, tail) = match digits {
+            Some(d) => (d.iter().fold(0, |n: u8, d| n.wrapping_mul(8) | (d - b'0')), &tail[3..]),
+            None => (b, tail),
+        };
+        out.push(byte);
+        rest = tail;
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -276,6 +333,27 @@ mod tests {
         assert!(ours.is_braidfs() && ours.id.dev == (0, 40));
         assert_eq!(top("/", None).unwrap().id.dev, (8, 1));
         assert_eq!((top("/mnt", None), top("/mnt", Some(22))), (None, None));
+    }
+
+    #[test]
+    fn mounts_in_a_directory_of_a_volume_are_found() {
+        let table = b"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
+                      30 22 0:40 / /mnt/a\\040b rw - fuse.braidfs x rw\n\
+                      31 30 0:41 / /mnt/a\\040b/t/d rw - tmpfs y rw\n\
+                      32 22 0:40 /u /srv/u rw - fuse.braidfs x rw\n\
+                      33 32 0:42 / /srv/u/v/w rw - tmpfs y rw\n\
+                      34 33 0:43 / /srv/u/v/w/x rw - tmpfs y rw\n\
+                      35 22 0:40 /t /srv/t rw - fuse.braidfs x rw\n";
+        let point = Path::new("/mnt/a b");
+        let found = |inside: &str| find_inside(table, point, Path::new(inside)).map(|p| p.display().to_string());
+        assert_eq!(found("t").as_deref(), Some("/mnt/a b/t/d"));
+        assert_eq!(found("t/d").as_deref(), Some("/mnt/a b/t/d"));
+        // by what is shown of it elsewhere
+        assert_eq!(found("u/v").as_deref(), Some("/srv/u/v/w"));
+        // beside it, and what lies on another file system in it
+        assert_eq!((found("t/e"), found("d"), found("u/v/w/x"), found("u/v/ww")), (None, None, None, None));
+        assert_eq!(find_inside(table, Path::new("/mnt"), Path::new("t")), None);
+        assert_eq!(unescape(&escape(b"a b\\134\n")), b"a b\\134\n");
     }
 
     #[test]

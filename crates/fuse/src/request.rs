@@ -270,6 +270,12 @@ impl Answer {
         &bytes[self.start + HEAD..self.end]
     }
 
+    /// [`Self::body`], to be changed.
+    pub fn body_mut(&mut self) -> &mut [u8] {
+        let (start, end) = (self.start, self.end);
+        &mut self.memory()[start + HEAD..end]
+    }
+
     fn room(&mut self, len: usize) -> &mut [u8] {
         let (begin, end) = (self.end, self.end + len);
         if let Store::Heap(bytes) = &mut self.store

@@ -220,9 +220,10 @@ impl BraidFs {
     fn allow_by_room(&self, channel: Option<&Channel>) {
         let (Some(limit), Some(least)) = (&self.dirty, self.least_room()) else { return };
         let wanted = dirty::wanted(least * 4096);
+        let held = (wanted + limit.of_tenants()) / 4096;
         self.tight.bound.store(wanted, Ordering::SeqCst);
         self.tight.domains.iter().for_each(|d| {
-            d.held.fetch_max(wanted / 4096, Ordering::SeqCst);
+            d.held.fetch_max(held, Ordering::SeqCst);
         });
         for d in (0..self.domain_count()).filter(|d| self.is_limited(*d)) {
             let domain = &self.tight.domains[d];
@@ -237,6 +238,41 @@ impl BraidFs {
         }
         let bytes = limit.allow(least * 4096);
         self.tight.domains.iter().for_each(|d| d.held.store(bytes / 4096, Ordering::SeqCst));
+    }
+
+    /// The kernel may hold pages of a tenant's mount, too: counted before there are any. Not on the helper thread.
+    pub(crate) fn add_dirty(&self, tenant: Option<DirtyLimit>) {
+        if let (Some(limit), Some(tenant)) = (&self.dirty, tenant) {
+            limit.add(&tenant);
+            let (done, told) = mpsc::channel();
+            self.set_bound_anew(move || {
+                let _ = done.send(());
+            });
+            // comes back with an error where the mount is ending
+            let _ = told.recv();
+        }
+    }
+
+    /// It may not any more.
+    pub(crate) fn remove_dirty(&self, tenant: Option<DirtyLimit>) {
+        if let (Some(limit), Some(tenant)) = (&self.dirty, tenant) {
+            limit.remove(&tenant);
+            self.set_bound_anew(|| {});
+        }
+    }
+
+    fn set_bound_anew(&self, done: impl FnOnce() + Send + 'static) {
+        // Not sent only where the mount is ending.
+        let _ = self.jobs.send(Box::new(move |fs: &BraidFs| {
+            let tight = |d: usize| fs.tight.domains[d].tight.load(Ordering::SeqCst) && !fs.is_limited(d);
+            if (0..fs.domain_count()).any(tight) {
+                let held = fs.dirty.as_ref().map_or(LEAST_BYTES, DirtyLimit::restrict) / 4096;
+                fs.tight.domains.iter().for_each(|d| d.held.store(held, Ordering::SeqCst));
+            } else if let Some(channel) = fs.connections.main() {
+                fs.allow_by_room(Some(&channel));
+            }
+            done();
+        }));
     }
 
     /// Has the kernel's bound raised where all domains have much more room than it was set for. `least`: blocks that the

@@ -2,6 +2,7 @@
 
 use crate::abi::init;
 use crate::channel::Channel;
+use crate::connections::Connections;
 use crate::fs::Negotiated;
 use crate::mount::{Mount, MountConfig};
 use crate::mount_table::MountId;
@@ -21,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 /// What the kernel is told to read ahead, KiB: one full READ in flight while one is consumed.
-const READAHEAD_KIB: u32 = 2048;
+pub(crate) const READAHEAD_KIB: u32 = 2048;
 
 /// Why a volume was not served, or not closed.
 #[derive(Debug, thiserror::Error)]
@@ -226,8 +227,9 @@ impl Attached {
         let handle = signals.handle();
         let told_to_end = Arc::new(AtomicBool::new(false));
         let watcher = {
-            let (mount, told) = (mount.clone(), told_to_end.clone());
-            thread::Builder::new().name("fuse-signals".into()).spawn(move || watch(&mount, &mut signals, &told))
+            let (mount, told, tenants) = (mount.clone(), told_to_end.clone(), channel.connections().clone());
+            let watch = move || watch(&mount, &tenants, &mut signals, &told);
+            thread::Builder::new().name("fuse-signals".into()).spawn(watch)
         };
         let abandon = || {
             if let Err(e) = mount.abort() {
@@ -244,7 +246,7 @@ impl Attached {
                 Err(e) => break Err(e),
             };
             let with = old::Served { config: cfg.upgrade.as_ref(), channel: &channel, mount: &mount, metrics };
-            match old::hand_over(*fs, prepared, &with) {
+            match old::hand_over(*fs, *prepared, &with) {
                 HandedOver::To(pid) => {
                     tracing::info!(pid, "upgraded: another process serves the mount");
                     mount.leave();
@@ -296,17 +298,22 @@ fn hand_on_the_end(pid: u32) {
 }
 
 /// Unmounts on the first signal, cuts off on the second.
-fn watch(mount: &Mount, signals: &mut Signals, told: &AtomicBool) {
+fn watch(mount: &Mount, tenants: &Connections, signals: &mut Signals, told: &AtomicBool) {
     for signal in signals.forever() {
         tracing::info!(signal, "asked to end");
-        let done = if told.swap(true, Ordering::SeqCst) { mount.abort() } else { end(mount) };
+        let again = told.swap(true, Ordering::SeqCst);
+        if !again {
+            tenants.unmount();
+        }
+        let done = if again { mount.abort() } else { end(mount) };
         if let Err(e) = done {
             tracing::error!(point = %mount.point().display(), error = %e, "cannot unmount");
         }
     }
 }
 
-fn end(mount: &Mount) -> io::Result<()> {
+/// Unmounts, where it is busy after a sync and lazily.
+pub(crate) fn end(mount: &Mount) -> io::Result<()> {
     if !mount.exists() {
         return Ok(());
     }

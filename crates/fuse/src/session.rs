@@ -54,7 +54,8 @@ const QUIESCE_WITHIN: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(20);
 const TURN: Duration = Duration::from_millis(50);
 
-type Slot = CachePadded<Mutex<Option<Arc<BraidFs>>, rank::ServingSlot>>;
+/// The file system of a thread that handles requests.
+pub(crate) type Slot = CachePadded<Mutex<Option<Arc<BraidFs>>, rank::ServingSlot>>;
 
 /// Answers the kernel's INIT; `rings`: they are there, should the kernel know them. With `opens` the kernel is to ask for
 /// each open.
@@ -73,7 +74,9 @@ pub(crate) fn handshake(channel: &Channel, rings: bool, opens: bool, profile: Pr
         return Err(e);
     }
     let mut out = Answer::new(64);
-    match negotiate(&req, &mut out, rings, opens, profile) {
+    // by a number anything in the volume could be asked for
+    let without = if channel.own().is_some() { abi::init::EXPORT_SUPPORT } else { 0 };
+    match negotiate(&req, &mut out, rings, opens, profile, without) {
         Ok(negotiated) => {
             channel.reply(req.head.unique, &mut out);
             Ok(negotiated)
@@ -137,6 +140,15 @@ impl Fresh {
         old::restore(&mut fresh.fs, front)?;
         Ok(fresh)
     }
+
+    /// As soon as it is served the kernel writes back what it took of owners with limits, of which nothing is known.
+    pub fn write_back_limited(&self, channel: &Arc<Channel>) {
+        if self.fs.vol.any_quotas() {
+            let channel = Arc::clone(channel);
+            // `self` has the other end
+            let _ = self.fs.jobs.send(Box::new(move |fs: &BraidFs| fs.quotas_changed(&channel)));
+        }
+    }
 }
 
 fn at_device_threads(cfg: &MountConfig) -> usize {
@@ -148,7 +160,7 @@ pub(crate) enum SessionEnd {
     /// The volume is closed.
     Unmounted,
     /// For an upgrade: nothing is under way, and the connection goes on.
-    Stopped(Box<BraidFs>, Prepared),
+    Stopped(Box<BraidFs>, Box<Prepared>),
 }
 
 /// How a session is served.
@@ -169,20 +181,22 @@ pub(crate) struct Service<'a> {
 /// # Errors
 /// Of starting threads (the volume is closed then, too), of rings that the kernel refused, or of closing the volume.
 pub(crate) fn run(fresh: Fresh, service: Service<'_>, ready: impl FnOnce()) -> Result<SessionEnd, RunError> {
-    let Fresh { fs, work } = fresh;
+    let Fresh { mut fs, work } = fresh;
     let Service { channel, rings, cfg, metrics, abandon } = service;
     let at_device = rings.is_empty();
     // With rings one more, which reads what stays at the device.
     let threads = if at_device { at_device_threads(cfg) } else { rings.len() + 1 };
     let latency = cfg.latency;
     let (counters, upgrades, pacer) = (fs.counters.clone(), fs.upgrades.clone(), fs.pacer.clone());
+    fs.connections = channel.connections().clone();
     let fs = Arc::new(fs);
     // By one CPU alone nothing is gained.
     let for_large = if rings.len() > 1 { rings.len().min(LARGE_THREADS) } else { 0 };
     // One slot per serving thread, one for the helper, those for large requests, one for metrics, those for what was parked.
-    let slots: Vec<Slot> =
+    let slots: Arc<[Slot]> =
         (0..=threads + for_large + 1 + pace::THREADS).map(|_| CachePadded::new(Mutex::new(Some(fs.clone())))).collect();
     drop(fs);
+    channel.connections().serve_main(&channel, cfg, &slots);
     let served = Served::new(threads);
     let (closed, kept) = (Mutex::<_, rank::Closing>::new(None), Mutex::<_, rank::Closing>::new(None));
     let gone = AtomicBool::new(false);
@@ -190,6 +204,7 @@ pub(crate) fn run(fresh: Fresh, service: Service<'_>, ready: impl FnOnce()) -> R
     let close = || {
         let mut closed = closed.lock();
         if closed.is_none() {
+            channel.connections().end();
             *closed = Some(close_volume(&slots));
         }
     };
@@ -274,17 +289,19 @@ pub(crate) fn run(fresh: Fresh, service: Service<'_>, ready: impl FnOnce()) -> R
             let last = server(0, channels[0].clone());
             let also = |other: &Arc<Channel>, c| usize::from(Arc::ptr_eq(other, c));
             let quiet = || {
-                channels.iter().zip(&others).all(|(c, others)| {
-                    let ours = also(&last.channel, c) + prepared.channel().map_or(0, |asked| also(asked, c));
-                    Arc::strong_count(c) == others + ours
-                })
+                // a tenant's mount that has ended may still be made durable
+                !channel.connections().any()
+                    && channels.iter().zip(&others).all(|(c, others)| {
+                        let ours = also(&last.channel, c) + prepared.channel().map_or(0, |asked| also(asked, c));
+                        Arc::strong_count(c) == others + ours
+                    })
             };
             match quiesce(&last, quiet) {
                 Quiesced::Yes => {
                     if let Some(mut fs) = empty(slots) {
                         // the helper ends
                         fs.jobs = mpsc::channel().0;
-                        stopped = Some((Box::new(fs), prepared));
+                        stopped = Some((Box::new(fs), Box::new(prepared)));
                     } else {
                         prepared.refuse("the file system is still in use");
                         abandon();
@@ -524,7 +541,7 @@ impl Server<'_> {
 
     /// Handles one frame of the device; false after DESTROY.
     fn serve_frame(&self, frame: &[u8], out: &mut Answer) -> bool {
-        let req = match Request::parse(frame) {
+        let mut req = match Request::parse(frame) {
             Ok(req) => req,
             Err(_) => {
                 tracing::error!(bytes = frame.len(), "the kernel sent a FUSE request that does not parse");
@@ -532,12 +549,13 @@ impl Server<'_> {
             }
         };
         out.clear();
+        req.head.nodeid = self.channel.node(req.node()).0;
         let (opcode, unique) = (req.head.opcode, req.head.unique);
         match self.dispatch(&req, out, None) {
             Reply::Body if self.channel.reply(unique, out) => {}
             Reply::Body => {
                 if let Some(fs) = &*self.slot.lock() {
-                    fs.refused(opcode, out.body());
+                    fs.refused(self.channel.own(), opcode, out.body());
                 }
             }
             Reply::Empty => self.channel.reply_empty(unique),
@@ -603,6 +621,62 @@ impl Server<'_> {
             }
         }
     }
+}
+
+/// Serves a further connection of a file system that is served, by threads of its own, until it ends. `ready` is called when
+/// they have begun, `ended` by each of them when it sees the end.
+///
+/// # Errors
+/// Of starting them; `abandon` has ended the connection then.
+pub(crate) fn serve_also(
+    fs: Arc<BraidFs>,
+    channel: &Arc<Channel>,
+    threads: usize,
+    abandon: impl Fn(),
+    ready: impl FnOnce(),
+    ended: impl Fn() + Sync,
+) -> io::Result<()> {
+    let (counters, connections) = (fs.counters.clone(), fs.connections.clone());
+    let slots: Arc<[Slot]> = (0..threads).map(|_| CachePadded::new(Mutex::new(Some(fs.clone())))).collect();
+    drop(fs);
+    connections.serve_also(&slots);
+    let (served, stop, gone) = (Served::new(threads), Stop::new(threads), AtomicBool::new(false));
+    let close = || {};
+    thread::scope(|scope| {
+        let start = || -> io::Result<()> {
+            for i in 0..threads {
+                let channel = if i == 0 { channel.clone() } else { Arc::new(channel.try_clone()?) };
+                let server = Server {
+                    i,
+                    slot: &slots[i],
+                    channel,
+                    served: &served,
+                    counts: counters.line(),
+                    lend: None,
+                    close: &close,
+                    gone: &gone,
+                };
+                let (stop, ended) = (&stop, &ended);
+                let serve = move || {
+                    server.at_device(stop);
+                    ended();
+                };
+                spawn_thread(scope, format!("fuse-tenant-{i}"), serve)?;
+            }
+            Ok(())
+        };
+        match start() {
+            Ok(()) => {
+                ready();
+                Ok(())
+            }
+            // threads that did start sleep until the connection ends
+            Err(e) => {
+                abandon();
+                Err(e)
+            }
+        }
+    })
 }
 
 /// The helper thread: work during which serving threads must go on serving. `slow`: the log is told where its time goes.
@@ -695,7 +769,13 @@ fn empty(slots: &[Slot]) -> Option<BraidFs> {
     for slot in slots {
         last = slot.lock().take();
     }
-    last.and_then(Arc::into_inner)
+    let last = last?;
+    // Who mounts a tenant has it for a moment longer, and sees that the volume is going.
+    let end = Instant::now() + QUIESCE_WITHIN;
+    while Arc::strong_count(&last) > 1 && Instant::now() < end {
+        thread::sleep(Duration::from_millis(1));
+    }
+    Arc::into_inner(last)
 }
 
 /// [`empty`]; closes the volume.

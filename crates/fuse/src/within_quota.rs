@@ -1,6 +1,6 @@
 //! Telling EDQUOT at the `write` although the kernel's writeback cache takes writes before the volume sees them.
 //!
-//! A file whose user or directory has a limit is *asked about*: its attributes are told without a time to live, so that the
+//! A file whose user, group or directory has a limit is *asked about*: its attributes are told without a time to live, so that the
 //! kernel asks (GETATTR with the flag of a handle) before each `write`, as in a domain with little room ([`crate::room`]). What
 //! is granted there counts for the owner until the kernel has written it back ([`crate::dirty_grants`], one ledger for each
 //! owner). What does not fit beside that has the kernel write it back first; then it is known which blocks of the file are new,
@@ -12,7 +12,7 @@
 //! nothing, where the volume itself would take a part.
 
 use crate::channel::Channel;
-use crate::dirty_grants::{DirtyGrants, LATELY};
+use crate::dirty_grants::{DirtyGrants, HandedGrants, LATELY};
 use crate::fs::{BraidFs, Context, Waiting};
 use crate::node::WireId;
 use crate::ops::attr_out;
@@ -21,8 +21,10 @@ use crate::request::{Answer, Outcome, Request};
 use crate::requester::{self, Doing};
 use crate::transport::Later;
 use braidfs::{Error, Force, Forced, InodeNo, QuotaOwner};
+use braidfs_sync::slots::PerSlot;
 use braidfs_sync::{Mutex, rank};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,13 +38,61 @@ const MOST_BLOCKS: u64 = 1 << 18;
 /// How long a `write` that does not fit waits for others that are under way.
 const IN_FLIGHT: Duration = Duration::from_millis(100);
 
+type Ledgers = Mutex<HashMap<QuotaOwner, Arc<DirtyGrants>>, rank::QuotaGrants>;
+
 /// What writers through the kernel's cache were granted, by owner.
 #[derive(Debug, Default)]
-pub(crate) struct QuotaGrants(Mutex<HashMap<QuotaOwner, Arc<DirtyGrants>>, rank::QuotaGrants>);
+pub(crate) struct QuotaGrants {
+    /// What each slot of threads has met: threads of different owners write no common line.
+    known: PerSlot<Ledgers>,
+    all: Ledgers,
+}
+
+/// An owner, for another process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum HandedOwner {
+    User(u32),
+    Project(u32),
+    Group(u32),
+}
 
 impl QuotaGrants {
+    /// For another process: of owners to whom something is granted.
+    pub fn handed(&self) -> Vec<(HandedOwner, HandedGrants)> {
+        // Each has a lock of its own, which is not taken under this one.
+        let all: Vec<_> = self.all.lock().iter().map(|(owner, grants)| (*owner, Arc::clone(grants))).collect();
+        let of = |(owner, grants): (QuotaOwner, Arc<DirtyGrants>)| {
+            let owner = match owner {
+                QuotaOwner::User(user) => HandedOwner::User(user),
+                QuotaOwner::Project(project) => HandedOwner::Project(project),
+                QuotaOwner::Group(group) => HandedOwner::Group(group),
+            };
+            (owner, grants.handed())
+        };
+        all.into_iter().map(of).filter(|(_, grants)| !grants.is_empty()).collect()
+    }
+
+    /// As it was in another process.
+    pub fn of_handed(handed: &[(HandedOwner, HandedGrants)]) -> Self {
+        let of = |(owner, grants): &(HandedOwner, HandedGrants)| {
+            let owner = match *owner {
+                HandedOwner::User(user) => QuotaOwner::User(user),
+                HandedOwner::Project(project) => QuotaOwner::Project(project),
+                HandedOwner::Group(group) => QuotaOwner::Group(group),
+            };
+            (owner, Arc::new(DirtyGrants::of_handed(grants)))
+        };
+        Self { known: PerSlot::default(), all: Mutex::new(handed.iter().map(of).collect()) }
+    }
+
     fn of(&self, owner: QuotaOwner) -> Arc<DirtyGrants> {
-        self.0.lock().entry(owner).or_default().clone()
+        if let Some(ledger) = self.known.mine().lock().get(&owner) {
+            return ledger.clone();
+        }
+        // one of the locks at a time
+        let ledger = self.all.lock().entry(owner).or_default().clone();
+        self.known.mine().lock().insert(owner, ledger.clone());
+        ledger
     }
 }
 
@@ -64,7 +114,7 @@ impl BraidFs {
         self.vol.any_quotas() && self.profile.cache == Cache::Back && self.vol.has_limited_owner(ino)
     }
 
-    /// What the thread that asks does is not held to limits of users, where it is root's.
+    /// What the thread that asks does is not held to limits of users and groups, where it is root's.
     pub(crate) fn as_requester(&self, req: &Request<'_>) -> Option<Forced> {
         (self.vol.any_quotas() && requester::uid(req) == Some(0)).then(|| braidfs::forced(Force::User))
     }
@@ -74,7 +124,7 @@ impl BraidFs {
         let (id, thread) = (req.node(), req.head.pid);
         let ino = id.ino();
         let mut owners = self.vol.limited_owners(ino);
-        if owners.iter().any(|o| matches!(o, QuotaOwner::User(_))) && requester::uid(req) == Some(0) {
+        if owners.iter().any(|o| !matches!(o, QuotaOwner::Project(_))) && requester::uid(req) == Some(0) {
             owners.retain(|o| matches!(o, QuotaOwner::Project(_)));
         }
         if owners.is_empty() {
@@ -143,8 +193,8 @@ impl BraidFs {
         fit.later.done(Err(e));
     }
 
-    /// Limits have changed: the kernel writes back what it took while there were others, and asks from now on. By the helper
-    /// thread only.
+    /// Limits have changed, or what was granted is not known: the kernel writes back what it took, and asks from now on. By the
+    /// helper thread only.
     pub(crate) fn quotas_changed(&self, channel: &Channel) {
         if self.profile.cache == Cache::Through {
             return;
@@ -162,4 +212,32 @@ impl BraidFs {
 /// The last owner that there is decides what is said: a directory's limit is told as a full disk.
 fn refusal(owners: &[QuotaOwner]) -> Errno {
     owners.last().map_or(Errno::NOSPC, |owner| Errno::from_raw_os_error(Error::Quota(*owner).errno()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    /// All threads have one ledger for an owner, which each finds by itself once it has met the owner.
+    #[test]
+    fn a_thread_finds_the_ledger_of_an_owner_by_itself() {
+        let (grants, owner) = (QuotaGrants::default(), QuotaOwner::User(7));
+        let ledger = grants.of(owner);
+        let ((go, begin), (answer, told)) = (channel(), channel());
+        std::thread::scope(|s| {
+            let (grants, ledger) = (&grants, &ledger);
+            s.spawn(move || {
+                answer.send(Arc::ptr_eq(&grants.of(owner), ledger)).unwrap();
+                begin.recv().unwrap();
+                answer.send(Arc::ptr_eq(&grants.of(owner), ledger)).unwrap();
+            });
+            assert_eq!(told.recv(), Ok(true));
+            let all = grants.all.lock();
+            go.send(()).unwrap();
+            let again = told.recv_timeout(Duration::from_secs(20));
+            drop(all);
+            assert_eq!(again, Ok(true));
+        });
+    }
 }

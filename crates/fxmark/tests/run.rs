@@ -1,6 +1,7 @@
 //! The program as users run it: every test on a directory, failing targets, interruption, comparison.
 
 use serde_json::Value;
+use std::io::{Write as _, stderr};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -106,7 +107,7 @@ impl Drop for Tiny {
 #[test]
 fn a_full_target_fails_the_run() {
     if !is_root() {
-        eprintln!("skipped: mounting needs root");
+        _ = writeln!(stderr(), "SKIPPED: mounting needs root");
         return;
     }
     // no room for the blocks, no room for the files, no room even for setting up
@@ -130,7 +131,7 @@ fn a_full_target_fails_the_run() {
 #[test]
 fn no_space_is_counted_where_a_volume_ages() {
     if !is_root() {
-        eprintln!("skipped: mounting needs root");
+        _ = writeln!(stderr(), "SKIPPED: mounting needs root");
         return;
     }
     // df offers more than there is room for names
@@ -154,7 +155,7 @@ fn no_space_is_counted_where_a_volume_ages() {
 #[test]
 fn a_target_that_is_read_only_fails_the_run() {
     if !is_root() {
-        eprintln!("skipped: mounting needs root");
+        _ = writeln!(stderr(), "SKIPPED: mounting needs root");
         return;
     }
     let tiny = Tiny::new("ro");

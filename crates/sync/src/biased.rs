@@ -209,7 +209,8 @@ impl<T: Guarded, R: Rank> BiasedRwLock<T, R> {
         unsafe { &*self.lock.data_ptr() }
     }
     /// Whether readers publish themselves now.
-    pub fn is_biased(&self) -> bool {
+    #[cfg(test)]
+    pub(crate) fn is_biased(&self) -> bool {
         self.bias.is_set()
     }
 }

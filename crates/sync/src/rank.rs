@@ -91,6 +91,12 @@ ranks! {
     ServingSlot = -3, "serving" 1, One, (): "slot of a serving thread";
     /// FORGETs that are being served.
     Forgets = -2, "forgets" 0, One, (): "forgets";
+    /// Tenants that are mounted by themselves.
+    Connections = -1, "connections" 0, One, (): "connections";
+    /// The same, for who asks whether one has an inode to itself.
+    InodeOwners = -1, "connections" 1, One, (): "owners of inodes";
+    /// A shard of what the kernel was told over a tenant's connection.
+    ToldShard = -1, "connections" 2, One, (): "shard of what a connection was told";
     /// A shard of the kernel's writers by inode.
     WriterShard = -1, "writers" 0, One, (): "shard of writers";
     /// A shard of files with direct writes.
@@ -109,6 +115,8 @@ ranks! {
     Scrub = -1, "scrub" 0, One, (): "scrub";
     /// The change of devices that runs.
     DeviceJob = -1, "device job" 0, One, (): "change of devices";
+    /// Bounds of what the kernel holds dirty of tenants that are mounted by themselves.
+    DirtyTenants = -1, "dirty tenants" 0, One, (): "bounds of tenants";
     /// Threads that answer requests by themselves.
     Asides = -1, "asides" 0, One, (): "asides";
     /// Requests that wait for a tenant's turn.
@@ -118,8 +126,10 @@ ranks! {
 
     /// Starting and stopping the background's thread.
     Background = 0, "background" 0, One, (): "background";
+    /// Giving directories limits of their own and taking them away, with all that lies below.
+    QuotaTrees = 0, "background" 1, One, (): "directories with limits";
     /// Making, changing and removing tenants. A remount to read-only waits for it with the background's lock held.
-    Tenants = 0, "background" 1, One, (): "tenants";
+    Tenants = 0, "background" 2, One, (): "tenants";
     /// A rename between two directories.
     Rename = 1, "rename" 0, One, (): "rename lock";
     /// An fsync of one file.

@@ -7,6 +7,7 @@ use crate::history::{History, Synced};
 use crate::model::{self, Ino, Model};
 use crate::ops::{At, Op, Out, SLOTS, Slots, is_refused, perform, same_answer, to_rust, walk_path};
 use crate::oracle::Oracle;
+use crate::quota;
 use crate::states::{self, CrashState, Log};
 use crate::subject::{Key, OnVolume};
 use crate::walk::{ROOT_KEY, Seen, fsck, walk};
@@ -101,6 +102,8 @@ pub struct Setup {
     pub share_dirs: bool,
     /// So many threads mount and unmount; 0: one, which does everything in the same order each time.
     pub recovery_threads: usize,
+    /// A user and a group have limits, so that what everybody uses is counted.
+    pub quotas: bool,
 }
 
 impl Default for Setup {
@@ -123,6 +126,7 @@ impl Default for Setup {
             falling: false,
             share_dirs: false,
             recovery_threads: 0,
+            quotas: false,
         }
     }
 }
@@ -143,6 +147,7 @@ impl Setup {
         s.falling = rng.bool();
         s.overwrite = if rng.u8(..4) == 0 { Overwrite::Log } else { Overwrite::Auto };
         s.cached_above = rng.bool();
+        s.quotas = rng.bool();
         s
     }
 
@@ -158,6 +163,9 @@ impl Setup {
     pub fn format(&self) -> Result<Image, String> {
         let device = Arc::new(MemDevice::new(self.bytes / braidfs_device::BLOCK_BYTES as u64));
         mkfs::format(&[device.clone() as Arc<dyn Device>], &self.mkfs).map_err(|e| format!("mkfs: {e}"))?;
+        if self.quotas {
+            quota::begin(mount(&[device.clone() as Arc<dyn Device>], self)?)?;
+        }
         Ok(device.snapshot())
     }
 }
@@ -354,7 +362,8 @@ impl Runner {
     /// The first difference.
     pub fn compare(&self) -> Result<(), String> {
         let vol = self.volume()?;
-        guarded(|| walk(vol))??.compare(&self.model, &self.keys)
+        guarded(|| walk(vol))??.compare(&self.model, &self.keys)?;
+        guarded(|| quota::holds(vol, &self.setup))?
     }
 
     fn close_slots(&mut self) {
@@ -374,7 +383,10 @@ impl Runner {
         let image = states::final_image(&self.device);
         fsck(&[Arc::new(MemDevice::from_image(image.clone()))]).map_err(|e| format!("after an unmount: {e}"))?;
         self.restart(image)?;
-        self.compare().map_err(|e| format!("after a remount: {e}"))
+        self.compare().map_err(|e| format!("after a remount: {e}"))?;
+        // nothing that lost its name is there any more
+        quota::inodes_are(self.volume()?, &self.setup, self.model.nodes().map(|(_, n)| (n.uid, n.gid)))
+            .map_err(|e| format!("after a remount: {e}"))
     }
 
     fn restart(&mut self, image: Image) -> Result<(), String> {
@@ -439,6 +451,7 @@ impl Runner {
         let seen = guarded(|| walk(&vol))?.map_err(|e| format!("{state}: after recovery: {e}"))?;
         let oracle = Oracle::new(&self.history, self.history.completed(state.upto));
         oracle.judge(&seen).map_err(|e| format!("{state}: {e}"))?;
+        guarded(|| quota::holds(&vol, &self.setup))?.map_err(|e| format!("{state}: {e}"))?;
         Ok((vol, seen))
     }
 

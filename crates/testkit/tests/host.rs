@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
 use std::io;
+use std::io::{Write as _, stderr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 /// For what is open already.
@@ -115,6 +116,7 @@ impl Subject for Host {
             RenameMode::Replace => RenameFlags::empty(),
             RenameMode::NoReplace => RenameFlags::NOREPLACE,
             RenameMode::Exchange => RenameFlags::EXCHANGE,
+            _ => panic!("{mode:?} is not known here"),
         };
         fs::renameat_with(&self.held[&a], n, &self.held[&b], m, flags).map_err(error)
     }
@@ -161,6 +163,7 @@ impl Subject for Host {
                 fs::fallocate(&file.0, F::PUNCH_HOLE | F::KEEP_SIZE, off, len).map_err(error)?;
                 keep(keep_size)
             }
+            _ => panic!("{mode:?} is not known here"),
         };
         fs::fallocate(&file.0, flags, off, len).map_err(error)
     }
@@ -208,6 +211,7 @@ impl Subject for Host {
             XattrMode::Set => XattrFlags::empty(),
             XattrMode::Create => XattrFlags::CREATE,
             XattrMode::Replace => XattrFlags::REPLACE,
+            _ => panic!("{mode:?} is not known here"),
         };
         fs::setxattr(self.path(id), name, value, flags).map_err(error)
     }
@@ -255,7 +259,11 @@ fn the_model_is_linux() {
     let trusted = fs::setxattr(dir.path(), "trusted.try", b"x", XattrFlags::empty());
     let user = fs::setxattr(dir.path(), "user.try", b"x", XattrFlags::empty());
     if !rustix::process::geteuid().is_root() || trusted.is_err() || user.is_err() {
-        eprintln!("SKIPPED: needs root and extended attributes on {}: {trusted:?} {user:?}", dir.path().display());
+        _ = writeln!(
+            stderr(),
+            "SKIPPED: needs root and extended attributes on {}: {trusted:?} {user:?}",
+            dir.path().display()
+        );
         return;
     }
     fs::removexattr(dir.path(), "trusted.try").unwrap();

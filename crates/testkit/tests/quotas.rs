@@ -1,14 +1,16 @@
-//! Limits of users and of directories.
+//! Limits of users, groups and directories.
 
 use braidfs::{
-    Cred, Error, FallocMode, FileKind, Force, InodeNo, MkfsOptions, MountOptions, OpenFile, QuotaLimits, QuotaOwner,
-    RenameMode, SetAttr, Timestamp, Volume, XattrMode, forced, mkfs,
+    Cred, Error, FallocMode, FileKind, Force, InodeNo, JournalReplay, MkfsOptions, MountOptions, OpenFile, QuotaLimits,
+    QuotaOwner, Remount, RenameMode, SetAttr, Timestamp, Volume, XattrMode, forced, mkfs,
 };
+use braidfs_check::usage::Owner;
+use braidfs_check::{FsckOptions, check};
 use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
 use braidfs_testkit::quota::every_crash_of_a_quota;
 use braidfs_testkit::small::{self, BLOCK, MIB, ROOT, copies_of, create, memory, new_node};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 const ALICE: QuotaOwner = QuotaOwner::User(1000);
@@ -34,10 +36,21 @@ fn begin(mib: u64) -> (Arc<dyn Device>, Volume) {
     (device, v)
 }
 
-/// Unmounts, after a look whether anything was counted wrong.
+/// Unmounts, after a look whether anything was counted wrong. fsck, which looks at the disk only, counts the same.
 fn close(v: Volume, device: &Arc<dyn Device>) {
     holds(&v);
+    let told = v.any_quotas().then(|| v.quotas().into_iter().map(|q| (q.owner, q.used, q.inodes)).collect::<Vec<_>>());
     small::close(v, std::slice::from_ref(device));
+    let Some(mut told) = told else { return };
+    told.retain(|(_, used, inodes)| *used > 0 || *inodes > 0);
+    let options = FsckOptions { repair: false, force: true };
+    let report = check(std::slice::from_ref(device), &options, &JournalReplay, &|_, _, _| ()).unwrap();
+    let found = report.usage.owners().unwrap().into_iter().map(|u| match u.owner {
+        Owner::User(n) => (QuotaOwner::User(n), u.bytes, u.inodes),
+        Owner::Group(n) => (QuotaOwner::Group(n), u.bytes, u.inodes),
+        Owner::Project(n) => (QuotaOwner::Project(n), u.bytes, u.inodes),
+    });
+    assert_eq!(found.collect::<Vec<_>>(), told);
 }
 
 /// What is counted is what there is, now and when all is written.
@@ -266,6 +279,81 @@ fn every_operation_moves_the_count() {
     let new = braidfs::NewNode { kind: FileKind::Symlink, target: &long, ..new_node(FileKind::Symlink) };
     v.create(d, b"link", &new, &alice()).unwrap();
     close(v, &device);
+}
+
+/// All files of a group count for it, whoever owns them: inherited from a directory with set-group-ID, or given to it. Who gives
+/// it more than it may have is refused, with nothing changed.
+#[test]
+fn a_group_has_limits() {
+    let (device, v) = begin(128);
+    let (staff, other) = (QuotaOwner::Group(50), QuotaOwner::Group(51));
+    let dir = create(&v, ROOT, "d", FileKind::Dir);
+    let set = |ino, set: SetAttr| v.setattr(ino, &set).map(drop);
+    set(dir, SetAttr { gid: Some(50), mode: Some(0o2777), ..SetAttr::default() }).unwrap();
+    let q = v.quota_change(staff, |l| (l.space, l.inodes) = (Some(100 * BLOCK), Some(6))).unwrap();
+    assert_eq!((q.owner, q.inodes), (staff, 1), "the directory");
+    // of two users, and below a directory that inherits the group in turn
+    let (bob, below) =
+        (Cred::user(1001, 1001), v.create(dir, b"below", &new_node(FileKind::Dir), &alice()).unwrap().ino);
+    let (f, g) = (file_of(&v, dir, "f", &alice()), file_of(&v, below, "g", &bob));
+    assert_eq!(v.getattr(g.ino()).unwrap().gid, 50);
+    v.write(&f, 0, &vec![1; 60 * 4096]).unwrap();
+    assert_eq!(v.write(&g, 0, &vec![1; 60 * 4096]).unwrap(), 40 * 4096);
+    let refused = v.append(&g, &[1; 4096]).unwrap_err();
+    assert!(is_quota(&refused, EDQUOT) && matches!(refused, Error::Quota(QuotaOwner::Group(50))), "{refused:?}");
+    assert_eq!((used(&v, staff), used(&v, ALICE), used(&v, QuotaOwner::User(1001))), ((100, 4), (60, 2), (40, 1)));
+    holds(&v);
+    // given away, and not back while there is no room
+    set(f.ino(), SetAttr { gid: Some(51), ..SetAttr::default() }).unwrap();
+    assert_eq!((used(&v, staff), used(&v, other), used(&v, ALICE)), ((40, 3), (60, 1), (60, 2)));
+    v.append(&g, &[1; 4096]).unwrap();
+    let back = SetAttr { gid: Some(50), mode: Some(0o600), ..SetAttr::default() };
+    let before = v.getattr(f.ino()).unwrap();
+    let refused = set(f.ino(), back.clone()).unwrap_err();
+    assert!(is_quota(&refused, EDQUOT));
+    assert_eq!(v.getattr(f.ino()).unwrap(), before);
+    assert_eq!((used(&v, staff), used(&v, other)), ((41, 3), (60, 1)));
+    {
+        let _privileged = forced(Force::User);
+        set(f.ino(), back).unwrap();
+    }
+    assert_eq!((used(&v, staff), used(&v, other)), ((101, 4), (0, 0)));
+    set(f.ino(), SetAttr { uid: Some(1001), gid: Some(51), ..SetAttr::default() }).unwrap();
+    assert_eq!((used(&v, other), used(&v, QuotaOwner::User(1001))), ((60, 1), (101, 2)));
+    // inodes
+    for n in 0..3 {
+        v.create(below, format!("{n}").as_bytes(), &new_node(FileKind::Fifo), &bob).unwrap();
+    }
+    let full = v.create(below, b"3", &new_node(FileKind::File), &bob).unwrap_err();
+    assert!(
+        is_quota(&full, EDQUOT) && is_quota(&v.tmpfile(below, &new_node(FileKind::File), &bob).unwrap_err(), EDQUOT)
+    );
+    v.create(ROOT, b"elsewhere", &new_node(FileKind::File), &bob).unwrap();
+    // root's group, as root's files
+    assert!(matches!(v.quota_change(QuotaOwner::Group(0), space(1)), Err(Error::Invalid(_))));
+    // beside limits of the user and of the directory
+    v.quota_change(ALICE, space(9)).unwrap();
+    let project = v.quota_directory(below, space(500)).unwrap().owner;
+    let owners: Vec<_> =
+        v.quotas().into_iter().filter(|q| q.limits != QuotaLimits::default()).map(|q| q.owner).collect();
+    assert_eq!(owners, [ALICE, staff, project]);
+    let list = v.quotas();
+    drop((f, g));
+    v.sync().unwrap();
+    v.crash();
+    let v = mount(&device);
+    assert_eq!(v.quotas(), list);
+    assert!(v.listxattr(ROOT).unwrap().is_empty(), "users see none of that");
+    v.quota_remove(ALICE).unwrap();
+    v.quota_remove(project).unwrap();
+    close(v, &device);
+    let v = mount(&device);
+    let owners: Vec<_> =
+        v.quotas().into_iter().filter(|q| q.limits != QuotaLimits::default()).map(|q| q.owner).collect();
+    assert_eq!(owners, [staff], "the record of groups is there by itself");
+    v.quota_remove(staff).unwrap();
+    close(v, &device);
+    assert!(!mount(&device).any_quotas());
 }
 
 /// What lies below a directory counts for it: what was there, what is made there, and nothing that is moved in.
@@ -521,6 +609,57 @@ fn a_soft_limit_is_a_hard_one_after_its_grace() {
     close(v, &device);
 }
 
+/// Where the root directory cannot be told since when a soft limit is exceeded it becomes a hard one all the same: its domain
+/// failed, or the volume is read-only. What it could not be told it is when it can be.
+#[test]
+fn a_grace_ends_where_nothing_can_be_written() {
+    static SECONDS: AtomicI64 = AtomicI64::new(1_000_000);
+    let clock = Some((|| Timestamp { sec: SECONDS.load(Relaxed), nsec: 0 }) as fn() -> Timestamp);
+    for fails in [false, true] {
+        let start = SECONDS.load(Relaxed) as u64;
+        let faulty = Arc::new(FaultDevice::new(memory(64), 1));
+        let device: Arc<dyn Device> = faulty.clone();
+        format(&device);
+        let v =
+            Volume::mount(vec![device.clone()], MountOptions { clock, background: false, ..MountOptions::default() });
+        let v = v.unwrap();
+        v.quota_change(ALICE, |l| (l.soft_space, l.grace) = (Some(10 * BLOCK), Duration::from_secs(100))).unwrap();
+        let f = file_of(&v, ROOT, "f", &alice());
+        v.write(&f, 0, &vec![1; 12 * 4096]).unwrap();
+        v.fsync(f.ino(), false).unwrap();
+        drop(f);
+        if fails {
+            create(&v, ROOT, "more", FileKind::File);
+            faulty.add(Rule::new(Op::Write, Effect::Fail(5)));
+            v.sync().unwrap_err();
+            assert!(v.create(ROOT, b"x", &new_node(FileKind::File), &Cred::root()).is_err(), "the domain has failed");
+        } else {
+            v.remount(&Remount { read_only: Some(true), ..Remount::default() }).unwrap();
+        }
+        let look = || {
+            v.look_at_quotas();
+            let q = v.quota(ALICE).unwrap();
+            (q.space_exceeded_since, q.grace_is_over, v.quota_left(ALICE))
+        };
+        assert_eq!(look(), (Some(start), false, None), "fails: {fails}");
+        SECONDS.fetch_add(101, Relaxed);
+        assert_eq!(look(), (Some(start), true, Some(0)), "fails: {fails}");
+        if fails {
+            drop(v.unmount());
+            continue;
+        }
+        v.remount(&Remount { read_only: Some(false), ..Remount::default() }).unwrap();
+        SECONDS.fetch_add(1, Relaxed);
+        assert_eq!(look(), (Some(start), true, Some(0)));
+        v.crash();
+        let v =
+            Volume::mount(vec![device.clone()], MountOptions { clock, background: false, ..MountOptions::default() });
+        let v = v.unwrap();
+        assert_eq!(v.quota(ALICE).unwrap().space_exceeded_since, Some(start), "it was written");
+        close(v, &device);
+    }
+}
+
 #[test]
 fn wrong_limits_are_refused() {
     let (device, v) = begin(64);
@@ -607,6 +746,100 @@ fn a_directory_has_one_number() {
         assert_eq!(v.quotas().iter().filter(|q| q.directory == Some(d)).count(), 1);
     }
     close(v, &device);
+}
+
+/// A range that was zeroed when its blocks met the limit: what was read then an fdatasync keeps, as where all of it is done.
+#[test]
+fn zeroing_that_meets_the_limit_is_kept_by_fdatasync() {
+    let (device, v) = begin(64);
+    let f = file_of(&v, ROOT, "f", &alice());
+    v.write(&f, 0, &vec![7; 20 * 4096]).unwrap();
+    v.quota_change(ALICE, space(25)).unwrap();
+    // an fsync of a file that is new may commit, and leaves the next one something to do
+    v.fsync(f.ino(), true).unwrap();
+    v.write(&f, 0, &[7; 4096]).unwrap();
+    v.fsync(f.ino(), true).unwrap();
+    let keep_size = true;
+    let zero = v.fallocate(&f, FallocMode::ZeroRange { keep_size }, 5 * BLOCK, 300 * BLOCK);
+    assert!(is_quota(&zero.unwrap_err(), EDQUOT));
+    let read = |v: &Volume, f: &OpenFile| {
+        let mut content = vec![1; 20 * 4096];
+        assert_eq!(v.read(f, 0, &mut content).unwrap(), content.len());
+        content
+    };
+    let before = read(&v, &f);
+    assert_eq!((before[0], before[5 * 4096], before[20 * 4096 - 1]), (7, 0, 0), "it was zeroed");
+    v.fsync(f.ino(), true).unwrap();
+    drop(f);
+    v.crash();
+    let v = mount(&device);
+    let f = v.open(v.lookup(ROOT, b"f").unwrap().ino).unwrap();
+    assert!(read(&v, &f) == before, "fdatasync promised it");
+    drop(f);
+    close(v, &device);
+}
+
+/// Who gives a directory limits beside who takes them away, and beside who gives a directory below it limits: all below has
+/// one number, of a directory above that has limits, or none.
+#[test]
+fn limits_are_given_and_taken_at_the_same_time() {
+    let (device, v) = begin(128);
+    let a = create(&v, ROOT, "a", FileKind::Dir);
+    let dirs: Vec<_> = (0..6).map(|n| create(&v, a, &format!("d{n}"), FileKind::Dir)).collect();
+    for (n, d) in dirs.iter().enumerate() {
+        for f in 0..30 {
+            create(&v, *d, &format!("{n}.{f}"), FileKind::File);
+        }
+    }
+    let remove = |d: InodeNo| match v.quota_of_directory(d).map(|owner| v.quota_remove(owner)) {
+        None | Some(Ok(()) | Err(Error::NotFound)) => {}
+        Some(Err(e)) => panic!("{e}"),
+    };
+    for round in 0..60 {
+        if round % 2 == 0 {
+            v.quota_directory(a, space(1000)).unwrap();
+        }
+        let begin = Barrier::new(4);
+        // who comes later comes at another moment each time
+        let after = |turn: u64| {
+            begin.wait();
+            std::thread::sleep(Duration::from_micros(turn * (round % 15) * 100));
+        };
+        std::thread::scope(|s| {
+            s.spawn(|| (after(0), v.quota_directory(a, space(1000)).unwrap()));
+            s.spawn(|| (after(2), v.quota_directory(dirs[5], space(1000)).unwrap()));
+            s.spawn(|| (after(1), remove(a)));
+            s.spawn(|| (after(3), remove(dirs[5])));
+        });
+        let number = |d: InodeNo| match v.quota_of_directory(d) {
+            Some(QuotaOwner::Project(n)) => Some(n),
+            _ => None,
+        };
+        let above = number(a).unwrap_or(0);
+        for &d in &dirs {
+            let numbers: Vec<u32> =
+                std::iter::once(d).chain(entries_of(&v, d)).map(|i| v.getattr(i).unwrap().project).collect();
+            // the one that had limits of its own, and has none, counts for the one above where that got its limits later
+            let may = [number(d).unwrap_or(above), if d == dirs[5] && number(d).is_none() { 0 } else { u32::MAX }];
+            assert!(may.contains(&numbers[0]), "{d} is of {}, not of {may:?}: {:?}", numbers[0], v.quotas());
+            assert!(numbers.iter().all(|n| *n == numbers[0]), "below {d}: {numbers:?}: {:?}", v.quotas());
+        }
+    }
+    close(v, &device);
+}
+
+/// What a directory has, by name.
+fn entries_of(v: &Volume, dir: InodeNo) -> Vec<InodeNo> {
+    let mut all = Vec::new();
+    v.readdir(dir, 0, &mut |e| {
+        if e.name != b"." && e.name != b".." {
+            all.push((e.name.to_vec(), e.ino));
+        }
+        true
+    })
+    .unwrap();
+    all.sort();
+    all.into_iter().map(|e| e.1).collect()
 }
 
 /// A read that fails while inodes are counted keeps no volume from being mounted, and the others count. When it can be read

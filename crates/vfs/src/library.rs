@@ -109,7 +109,7 @@ impl FileSystem for Library {
     #[inline]
     fn open(&self, path: &CStr, how: OpenHow) -> io::Result<OpenFile> {
         let OpenHow { read, write, create, exclusive, truncate, no_follow, mode, .. } = how;
-        let how = braidfs::OpenHow { read, write, create, exclusive, truncate, no_follow, mode };
+        let how = braidfs::OpenHow { read, write, create, exclusive, truncate, no_follow, mode, ..Default::default() };
         call(self.volume.open_path(relative(path), how, &self.cred))
     }
     #[inline]

@@ -2,6 +2,7 @@
 
 use crate::{compile_with, here, run};
 use std::io::{BufRead, BufReader};
+use std::io::{Write as _, stderr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -9,7 +10,7 @@ use std::process::{Command, Stdio};
 fn program(dir: &Path) -> Option<PathBuf> {
     let probe = Command::new("cc").args(["-E", "-include", "sqlite3ext.h", "-x", "c", "/dev/null"]).output();
     if !probe.is_ok_and(|p| p.status.success()) {
-        eprintln!("SQLite's header is not installed (libsqlite3-dev): its VFS is not tested");
+        _ = writeln!(stderr(), "SKIPPED: SQLite's header is not installed (libsqlite3-dev): its VFS is not tested");
         return None;
     }
     let sqlite = here().join("../../contrib/sqlite");

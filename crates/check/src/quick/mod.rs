@@ -151,6 +151,7 @@ fn run(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Result<Outc
     }
     tree::reaches_root(std::mem::take(&mut sum.dirs))?;
     let mut outcome = sum.outcome;
+    outcome.report.usage.is_whole();
     for f in &mut outcome.report.findings {
         f.path = f.node.and_then(|n| home::path(InodeNo(n), |at| home::first_name(cx.store, at)));
     }

@@ -97,7 +97,7 @@ struct Worker<'a> {
 impl<'a> Worker<'a> {
     fn new(cx: &'a Ctx<'a>) -> Self {
         let blocks = if cx.threads == 1 { 16 } else { RUN_BLOCKS };
-        let side = Side { cx, domain: 0, sum: Sum::default(), subdirs: 0 };
+        let side = Side { cx, domain: 0, sum: Sum::default(), subdirs: 0, content: 0 };
         Self { buf: AlignedBuf::zeroed(blocks as usize * BLOCK_BYTES), side }
     }
 
@@ -141,6 +141,8 @@ struct Side<'a> {
     sum: Sum,
     /// Subdirectories of the directory at hand.
     subdirs: usize,
+    /// Blocks of the inode's content.
+    content: u64,
 }
 
 impl Side<'_> {
@@ -171,7 +173,7 @@ impl Side<'_> {
 
     fn inode(&mut self, r: &NodeRecord, flags: u8) -> Result<(), Doubt> {
         let node = r.node.inode();
-        self.subdirs = 0;
+        (self.subdirs, self.content) = (0, 0);
         let rules = self.cx.rules;
         let found = |b: Bad| Doubt(format!("{node}: E{}: {}", b.code, b.why));
         let mut ino = Ino::new(r.generation, r.version, flags, inode::decode(r).map_err(found)?);
@@ -208,6 +210,7 @@ impl Side<'_> {
             self.sum.dirs.push((node.0, i.links.first().map_or(0, |l| l.parent.0)));
         }
         self.sum.outcome.report.count(i.mode);
+        self.sum.outcome.report.usage.add(i, self.content);
     }
 
     /// Ticks blocks off.
@@ -273,6 +276,7 @@ impl Visitor for Side<'_> {
 
     fn extent(&mut self, ino: InodeNo, e: Extent, data: bool) -> Checked<()> {
         self.claim(e.addr, u64::from(e.len))?;
+        self.content += u64::from(e.len);
         for i in 0..u64::from(e.len) {
             let hash = self.keys().block(BlockAddr(e.addr.0 + i), ino, e.lblk + i);
             self.sum.blocks.add(hash);

@@ -107,15 +107,17 @@ fn links_and_xattrs(visitor: &mut dyn Visitor, node: InodeNo, ino: &mut Ino) -> 
     quotas(visitor, node, ino)
 }
 
-/// Limits of users and directories, which the root directory has. Who cannot read them keeps to none, so that they go.
+/// Limits of users, groups and directories, which the root directory has. Who cannot read them keeps to none, so that they go.
 fn quotas(visitor: &mut dyn Visitor, node: InodeNo, ino: &mut Ino) -> Checked<()> {
-    let limits = ino.inode.xattrs.iter().find(|(name, _)| node == InodeNo::ROOT && **name == *quota::XATTR);
-    if let Some((_, value)) = limits
-        && let Err(e) = quota::decode(value)
-    {
-        visitor.bad(Bad::new(codes::QUOTA, e.to_string()))?;
-        ino.inode.xattrs.retain(|(name, _)| **name != *quota::XATTR);
-        ino.dirty.xattrs = true;
+    for record in quota::RECORDS.into_iter().filter(|_| node == InodeNo::ROOT) {
+        let limits = ino.inode.xattrs.iter().find(|(name, _)| **name == *record);
+        if let Some((_, value)) = limits
+            && let Err(e) = quota::decode(record, value)
+        {
+            visitor.bad(Bad::new(codes::QUOTA, format!("{}: {e}", String::from_utf8_lossy(record))))?;
+            ino.inode.xattrs.retain(|(name, _)| **name != *record);
+            ino.dirty.xattrs = true;
+        }
     }
     Ok(())
 }

@@ -228,9 +228,10 @@ fn limits_of_the_root_hold() {
     use braidfs_format::quota::{self, QuotaEntry};
     let user = QuotaEntry { kind: quota::USER, id: 1000.into(), blocks: 7.into(), ..QuotaEntry::default() };
     let kept: (Box<[u8]>, Box<[u8]>) = (b"user.x".as_slice().into(), b"y".as_slice().into());
-    let find = |node: InodeNo, value: &[u8]| {
+    let group = QuotaEntry { kind: quota::GROUP, ..user };
+    let find = |node: InodeNo, record: &[u8], value: &[u8]| {
         let mut i = new_dir(1, vec![], 0o755).inode;
-        i.xattrs = vec![kept.clone(), (quota::XATTR.into(), value.into())];
+        i.xattrs = vec![kept.clone(), (record.into(), value.into())];
         let r = NodeRecord {
             node: node.node(),
             generation: 1,
@@ -245,10 +246,17 @@ fn limits_of_the_root_hold() {
         inode::check(&RULES, &mut world, &r, &mut ino, None).unwrap();
         (world.found, ino.inode.xattrs.len(), ino.dirty.xattrs)
     };
-    let good = quota::encode(&[user]);
-    assert_eq!(find(InodeNo::ROOT, &good), (vec![], 2, false));
-    for wrong in [&good[1..], &quota::encode(&[user, user]), &quota::encode(&[QuotaEntry { kind: 9, ..user }])] {
-        assert_eq!(find(InodeNo::ROOT, wrong), (vec![codes::QUOTA], 1, true));
-        assert_eq!(find(NODE, wrong), (vec![], 2, false), "elsewhere it means nothing");
+    for (record, good) in [(quota::XATTR, user), (quota::GROUPS_XATTR, group)] {
+        let bytes = |entries: &[QuotaEntry]| quota::encode(record, entries);
+        let other = if good == user {
+            quota::encode(quota::GROUPS_XATTR, &[group])
+        } else {
+            quota::encode(quota::XATTR, &[user])
+        };
+        assert_eq!(find(InodeNo::ROOT, record, &bytes(&[good])), (vec![], 2, false));
+        for wrong in [&bytes(&[good])[1..], &bytes(&[good, good]), &other] {
+            assert_eq!(find(InodeNo::ROOT, record, wrong), (vec![codes::QUOTA], 1, true));
+            assert_eq!(find(NODE, record, wrong), (vec![], 2, false), "elsewhere it means nothing");
+        }
     }
 }

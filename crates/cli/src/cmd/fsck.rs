@@ -36,7 +36,7 @@ pub struct Args {
     /// Check even a volume that is marked clean
     #[arg(short, long)]
     force: bool,
-    /// The report as JSON
+    /// The report as JSON, with what each user and group uses
     #[arg(long)]
     json: bool,
     /// A progress bar (the default on a terminal)

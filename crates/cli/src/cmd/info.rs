@@ -2,7 +2,7 @@
 
 use crate::failure::{Failure, Outcome};
 use crate::{mounted, open, text};
-use braidfs::volume::DomainInfo;
+use braidfs::DomainInfo;
 use braidfs::{StatFs, Timestamp, Volume};
 use braidfs_format::inode::Placement;
 use braidfs_format::super_block::{DRAINED, INCOMPAT_DATA_SUMS, SuperBlock};

@@ -149,6 +149,7 @@ fn options(args: &Args) -> Result<MkfsOptions, Failure> {
         },
         discard: !args.nodiscard,
         root_owner: (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw()),
+        ..MkfsOptions::default()
     })
 }
 

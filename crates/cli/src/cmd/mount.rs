@@ -3,8 +3,10 @@
 //! The volume is opened and served by a background process (`--foreground`: by this one), which tells this command
 //! when the mount stands, so that the exit code is right and the caller finds the files there.
 
+use crate::cmd::mount_again::{Again, Parent, note_of, volume_of};
 use crate::cmd::mount_options::{self, FuseBlk, MountSpec};
-use crate::cmd::remount;
+use crate::cmd::umount::is_braidfs;
+use crate::cmd::{remount, tenant};
 use crate::failure::{Failure, Outcome, host_error, mount_code};
 use crate::{mounted, mountinfo, notify, open};
 use braidfs::store::super_io::{read_one, read_super};
@@ -14,12 +16,13 @@ use braidfs_device::{
     open_claimed_devices,
 };
 use braidfs_fuse::{
-    DaemonError, DeadMount, Heir, MountConfig, Progress, Ready, TellDevices, Upgradable, daemonize, dead_at, serve,
-    supervise,
+    DaemonError, DeadMount, Heir, Looked, MountConfig, Progress, Ready, SuperviseError, Supervised, TellDevices,
+    Upgradable, daemonize, dead_at, greeting, look_after, serve, supervise,
 };
 use rustix::fs::{MemfdFlags, memfd_create};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs::File;
+use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -38,7 +41,7 @@ const LOCKS_WAIT: Duration = Duration::from_secs(10);
     ro rw remount relatime noatime strictatime nodiratime lazytime sync dirsync suid nosuid dev nodev exec noexec\n  \
     nosymfollow allow_other commit=SECONDS data=MODE overwrite=HOW cache=SIZE threads=N fuseblk=WHEN latency=WHAT\n  \
      transport=HOW metrics=WHERE slow=MS discard nodiscard nodefrag private user_xattr cache=back cache=through\n  \
-     supervise[=TIMES/SECONDS]\n\
+     supervise[=TIMES/SECONDS] tenant=NAME\n\
     mount.braidfs(8) has the table of all, and what a remount does with each.\n\n\
     discard: free space of 2 MiB and more is discarded (TRIM, hole punch) as it becomes free; without it, fstrim does\n\
     that when it is called.\n\n\
@@ -63,41 +66,49 @@ const LOCKS_WAIT: Duration = Duration::from_secs(10);
     Examples:\n  braidfs mount disk.img /mnt\n  braidfs mount -o ro,noatime /dev/sdb /dev/sdc /mnt\n  \
     braidfs mount nbd://storage/vol1 /mnt           on another machine's disk\n  \
     braidfs mount -f --log debug disk.img /mnt      in the foreground\n  \
-    braidfs mount -o remount,ro /mnt                read-only from now on\n\n\
+    braidfs mount -o remount,ro /mnt                read-only from now on\n  \
+    braidfs mount -o tenant=web /mnt /srv/web       a tenant of it by itself (docs/tenants.md)\n\n\
     In /etc/fstab (with this program linked as /sbin/mount.braidfs):\n  \
     /srv/disk.img  /mnt  braidfs  noatime,commit=10  0 2\n\n\
     Exit codes: 1 wrong usage, 2 system error, 32 the mount failed.")]
 pub struct Args {
     /// Mount options, separated by commas
     #[arg(short, long, value_name = "OPTIONS")]
-    options: Vec<String>,
+    pub options: Vec<String>,
     /// Stay in the foreground
     #[arg(short, long)]
     pub foreground: bool,
     /// Threads that serve requests [default: one per CPU]
     #[arg(long, value_name = "N", value_parser = mount_options::parse_threads)]
-    threads: Option<usize>,
+    pub threads: Option<usize>,
     /// Memory for data and metadata [default: a quarter of the machine's]
     #[arg(long, value_name = "SIZE", value_parser = mount_options::parse_cache)]
-    cache: Option<u64>,
+    pub cache: Option<u64>,
     /// Changes are durable after this long at the latest [default: 5; plain FUSE: 1]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=300))]
-    commit: Option<u64>,
+    pub commit: Option<u64>,
     /// Order of data and metadata: ordered, journal or writeback [default: ordered]
     #[arg(long, value_name = "MODE", value_parser = mount_options::parse_data)]
-    data: Option<braidfs::DataMode>,
+    pub data: Option<braidfs::DataMode>,
     /// Mount through a block device, so that umount waits for the volume to be closed
     #[arg(long, value_enum, value_name = "WHEN")]
-    fuseblk: Option<FuseBlk>,
+    pub fuseblk: Option<FuseBlk>,
     /// Take over from the process that serves the mount, at the other end of standard input: by `braidfs upgrade`
     #[arg(long, hide = true)]
     take_over: bool,
+    /// Look after the mount in the place of another program, which was this process and left this descriptor: after
+    /// `braidfs upgrade`
+    #[arg(long, hide = true, value_name = "DESCRIPTOR", conflicts_with = "take_over")]
+    look_after: Option<RawFd>,
+    /// Say whether this program can do that
+    #[arg(long, hide = true)]
+    can_look_after: bool,
     /// Skip unknown options
     #[arg(long, hide = true)]
-    sloppy: bool,
+    pub sloppy: bool,
     /// All devices of the volume (also joined by commas), then the directory to mount on; with `-o remount` the
     /// directory is enough
-    #[arg(required = true, num_args = 1.., value_names = ["DEVICE", "MOUNTPOINT"])]
+    #[arg(required_unless_present = "can_look_after", num_args = 1.., value_names = ["DEVICE", "MOUNTPOINT"])]
     paths: Vec<PathBuf>,
 }
 
@@ -134,6 +145,9 @@ pub struct HelperArgs {
 
 /// Runs `braidfs mount`.
 pub fn run(args: &Args) -> Outcome {
+    if args.can_look_after {
+        return crate::say(format_args!("{}", greeting())).map(|()| 0);
+    }
     let mut spec = understand(&args.options, args.sloppy)?;
     spec.threads = args.threads.unwrap_or(spec.threads);
     spec.cache_bytes = args.cache.unwrap_or(spec.cache_bytes);
@@ -141,45 +155,30 @@ pub fn run(args: &Args) -> Outcome {
     spec.data = args.data.or(spec.data);
     spec.fuseblk = args.fuseblk.unwrap_or(spec.fuseblk);
     let (mountpoint, devices) = match args.paths.split_last() {
+        Some((mountpoint, volume)) if !volume.is_empty() && !spec.remount && spec.tenant.is_some() => {
+            return mount_tenant(volume, mountpoint, &spec);
+        }
         Some((mountpoint, [])) if spec.remount => return remount::run_by_hand(mountpoint, &args.options, &spec),
         Some((mountpoint, _)) if spec.remount => return remount::run(mountpoint, &spec),
         Some((mountpoint, devices)) if !devices.is_empty() => (mountpoint, devices),
         _ => return Err(Failure::new("mount: no mount point: write it as `braidfs mount DEVICE DIRECTORY`")),
     };
-    let again = again(args, devices, mountpoint)?;
+    if let Some(record) = args.look_after {
+        return go_on_looking(args, devices, mountpoint, &spec, record);
+    }
+    let devices = &real_paths(devices).map_err(|f| f.with_code(mount_code::FAILED))?;
+    let again = Again::of(args, devices, mountpoint);
     if args.take_over {
-        return take_over(devices, mountpoint, &spec, again);
+        return take_over(devices, mountpoint, &spec, &again);
     }
-    mount(devices, mountpoint, &spec, args.foreground, again)
-}
-
-/// The command line that has another program take over what this one mounts, but for that program itself.
-fn again(args: &Args, devices: &[PathBuf], mountpoint: &Path) -> Result<Vec<OsString>, Failure> {
-    let mut all = crate::log::arguments();
-    all.extend(["mount".into(), "--take-over".into()]);
-    for options in &args.options {
-        all.extend(["-o".into(), options.into()]);
-    }
-    let mut given = |name: &str, value: Option<String>| {
-        if let Some(value) = value {
-            all.push(format!("--{name}={value}").into());
-        }
-    };
-    given("threads", args.threads.map(|n| n.to_string()));
-    given("cache", args.cache.map(|n| n.to_string()));
-    given("commit", args.commit.map(|n| n.to_string()));
-    given("data", args.data.map(|d| format!("{d:?}").to_lowercase()));
-    given("fuseblk", args.fuseblk.map(|f| format!("{f:?}").to_lowercase()));
-    all.extend(args.sloppy.then(|| "--sloppy".into()));
-    all.push("--".into());
-    let devices = real_paths(devices).map_err(|f| f.with_code(mount_code::FAILED))?;
-    all.extend(devices.into_iter().map(OsString::from));
-    all.push(mountinfo::absolute(mountpoint).into());
-    Ok(all)
+    mount(devices, mountpoint, &spec, args.foreground, &again)
 }
 
 /// Runs in the new process of an upgrade.
-fn take_over(devices: &[PathBuf], mountpoint: &Path, spec: &MountSpec, again: Vec<OsString>) -> Outcome {
+fn take_over(devices: &[PathBuf], mountpoint: &Path, spec: &MountSpec, again: &Again) -> Outcome {
+    if spec.supervise.is_some() {
+        notify::leave_to_others();
+    }
     let heir = Heir::new().map_err(|e| Failure::new(e.to_string()))?;
     let mut cfg = MountConfig::new(open::show(devices), mountpoint);
     spec.configure(&mut cfg);
@@ -193,8 +192,35 @@ fn take_over(devices: &[PathBuf], mountpoint: &Path, spec: &MountSpec, again: Ve
 }
 
 /// What the next program needs. The volume's devices, and the pipe to a parent, are added.
-fn upgradable(options: MountOptions, arguments: Vec<OsString>) -> Upgradable {
-    Upgradable { devices: Vec::new(), options, arguments, supervisor: None, refused: None }
+fn upgradable(options: MountOptions, again: &Again) -> Upgradable {
+    let (arguments, withheld) = (again.take_over(), notify::withheld());
+    Upgradable { devices: Vec::new(), options, arguments, supervisor: None, withheld, refused: None }
+}
+
+/// Runs in the parent of a supervised mount that was another program so far.
+fn go_on_looking(args: &Args, devices: &[PathBuf], mountpoint: &Path, spec: &MountSpec, record: RawFd) -> Outcome {
+    let failed = |f: Failure| {
+        // nobody may read what a command prints
+        tracing::error!(error = f.message, "does not look after the mount any more");
+        f.with_code(mount_code::FAILED)
+    };
+    let error = |e: std::io::Error| failed(Failure::new(format!("--look-after={record}: {}", host_error(&e))));
+    let again = Again::of(args, devices, mountpoint);
+    let looked = Looked::take(record).map_err(error)?;
+    if args.foreground {
+        // who was to be told so far
+        notify::main_pid(std::process::id());
+    }
+    let job = Job {
+        devices: devices.to_vec(),
+        mountpoint: mountpoint.to_owned(),
+        spec,
+        mounted: volume_of(&looked.note),
+        again: &again,
+        added: Added::new(spec).map_err(error)?,
+    };
+    job.look_after(!args.foreground, looked).map_err(failed)?;
+    Ok(0)
 }
 
 /// How a volume is mounted.
@@ -225,6 +251,9 @@ pub fn run_helper(args: &HelperArgs) -> Outcome {
     if spec.remount {
         return remount::run(&args.mountpoint, &spec);
     }
+    if spec.tenant.is_some() {
+        return mount_tenant(std::slice::from_ref(&args.device), &args.mountpoint, &spec);
+    }
     let by_hand = Args {
         options: args.options.clone(),
         foreground: false,
@@ -234,12 +263,30 @@ pub fn run_helper(args: &HelperArgs) -> Outcome {
         data: None,
         fuseblk: None,
         take_over: false,
+        look_after: None,
+        can_look_after: false,
         sloppy: args.sloppy,
         paths: Vec::new(),
     };
-    let devices = std::slice::from_ref(&args.device);
-    let again = again(&by_hand, devices, &args.mountpoint)?;
-    mount(devices, &args.mountpoint, &spec, false, again)
+    let devices = real_paths(std::slice::from_ref(&args.device)).map_err(|f| f.with_code(mount_code::FAILED))?;
+    let again = Again::of(&by_hand, &devices, &args.mountpoint);
+    mount(&devices, &args.mountpoint, &spec, false, &again)
+}
+
+/// Has the server of a volume, which is named by its devices or by where it is mounted, mount a tenant by itself.
+fn mount_tenant(volume: &[PathBuf], mountpoint: &Path, spec: &MountSpec) -> Outcome {
+    let place = match volume {
+        [one] if mountinfo::at(&mountinfo::absolute(one)).is_some_and(|m| is_braidfs(&m)) => mountinfo::absolute(one),
+        devices => match mounted::at(&open::expand(devices)) {
+            Some(m) => m.target,
+            None => {
+                let why = "it is not mounted: mount the volume first, then its tenants";
+                return Err(Failure::at("cannot mount", open::show(devices), why).with_code(mount_code::FAILED));
+            }
+        },
+    };
+    let name = spec.tenant.as_deref().unwrap_or_default();
+    tenant::mount(&place, name, Some(mountpoint), spec.of_tenant()).map_err(|f| f.with_code(mount_code::FAILED))
 }
 
 fn understand(lists: &[String], sloppy: bool) -> Result<MountSpec, Failure> {
@@ -248,13 +295,12 @@ fn understand(lists: &[String], sloppy: bool) -> Result<MountSpec, Failure> {
 }
 
 /// Opens the volume and mounts it, in the background unless `foreground`.
-fn mount(devices: &[PathBuf], mountpoint: &Path, spec: &MountSpec, foreground: bool, again: Vec<OsString>) -> Outcome {
+fn mount(devices: &[PathBuf], mountpoint: &Path, spec: &MountSpec, foreground: bool, again: &Again) -> Outcome {
     let failed = |f: Failure| f.with_code(mount_code::FAILED);
     // The server works in `/`: its paths must not depend on where we were started.
     let mountpoint = mountinfo::absolute(mountpoint);
-    let (devices, added) =
-        (real_paths(devices).map_err(failed)?, Added::new(spec).map_err(|e| failed(Failure::new(host_error(&e))))?);
-    let job = Job { devices, mountpoint, spec, mounted: None, again: &again, added };
+    let added = Added::new(spec).map_err(|e| failed(Failure::new(host_error(&e))))?;
+    let job = Job { devices: devices.to_vec(), mountpoint, spec, mounted: None, again, added };
     let place = job.mountpoint.display();
     match std::fs::metadata(&job.mountpoint) {
         // Its place is taken when the volume is open.
@@ -269,6 +315,8 @@ fn mount(devices: &[PathBuf], mountpoint: &Path, spec: &MountSpec, foreground: b
         job.run(false, &mut Ready::calling(notify::ready)).map_err(failed)?;
         return Ok(0);
     }
+    // a service that this command is run by is no affair of the mount's
+    notify::leave_to_others();
     match daemonize(|ready| job.run(true, ready)) {
         Ok(()) => Ok(0),
         Err(e @ DaemonError::Fork(_)) => Err(Failure::new(e.to_string()).with_code(mount_code::SYSTEM)),
@@ -286,6 +334,9 @@ fn real_paths(devices: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     open::expand(devices).iter().map(real).collect()
 }
 
+/// What a serving process does.
+type Work<'a> = Box<dyn FnMut(&mut Ready, Option<&DeadMount>) -> Result<(), Failure> + 'a>;
+
 /// One mount, from opening the devices to closing the volume.
 struct Job<'a> {
     devices: Vec<PathBuf>,
@@ -294,7 +345,7 @@ struct Job<'a> {
     /// The volume that was mounted there before, where that is known: no other one goes in its place.
     mounted: Option<Uuid>,
     /// What a program is called with that takes over.
-    again: &'a [OsString],
+    again: &'a Again,
     /// Devices that the volume was given since; only where there is a parent that needs them.
     added: Option<Arc<Added>>,
 }
@@ -346,19 +397,45 @@ enum Claim {
 impl Job<'_> {
     /// Serves until it is unmounted, with a parent that looks after the process where that is wanted.
     fn run(&self, in_background: bool, ready: &mut Ready) -> Result<(), Failure> {
-        let Some(limit) = self.spec.supervise else { return self.serve(ready, None) };
+        if self.spec.supervise.is_none() {
+            return self.serve(ready, None);
+        }
         let mounted = self.uuid();
-        let serve = |ready: &mut Ready, dead: Option<&DeadMount>| match dead {
-            None => self.serve(ready, None),
+        self.supervised(in_background, mounted, |how, work| supervise(how, ready, work))
+    }
+
+    /// Goes on with what another program began.
+    fn look_after(&self, in_background: bool, looked: Looked) -> Result<(), Failure> {
+        self.supervised(in_background, self.mounted, |how, work| look_after(how, looked, work))
+    }
+
+    /// The parent of processes that serve the volume `mounted`, where that is known.
+    fn supervised(
+        &self,
+        in_background: bool,
+        mounted: Option<Uuid>,
+        look: impl FnOnce(&Supervised<'_>, Work<'_>) -> Result<(), SuperviseError>,
+    ) -> Result<(), Failure> {
+        let work = |ready: &mut Ready, dead: Option<&DeadMount>| {
+            // the parent tells who is to be told
+            notify::leave_to_others();
+            let Some(dead) = dead else { return self.serve(ready, None) };
             // a remount may have changed it meanwhile
-            Some(dead) => {
-                let spec = self.spec.with_flags_of(&dead.options());
-                let (mountpoint, again, added) = (self.mountpoint.clone(), self.again, self.added.clone());
-                Job { devices: self.devices_now(mounted), mountpoint, spec: &spec, mounted, again, added }
-                    .serve(ready, Some(dead))
-            }
+            let spec = self.spec.with_flags_of(&dead.options());
+            let (mountpoint, again, added) = (self.mountpoint.clone(), self.again, self.added.clone());
+            Job { devices: self.devices_now(mounted), mountpoint, spec: &spec, mounted, again, added }
+                .serve(ready, Some(dead))
         };
-        supervise(&self.mountpoint, limit, in_background, ready, serve).map_err(|e| Failure::new(e.to_string()))
+        let (devices, note) = (|| self.devices_now(mounted), note_of(mounted));
+        let parent = Parent { again: self.again, devices: &devices };
+        let how = Supervised {
+            point: &self.mountpoint,
+            limit: self.spec.supervise.unwrap_or_default(),
+            in_background,
+            successor: Some(&parent),
+            note: &note,
+        };
+        look(&how, Box::new(work)).map_err(|e| Failure::new(e.to_string()))
     }
 
     /// The devices of the volume by now: it may have been given some, or have lost some that are anybody's.
@@ -449,7 +526,7 @@ impl Job<'_> {
         let mut claim = self.claim(first.map(|f| &**f), dead)?;
         let default_commit = if claim.is_some() { MountOptions::default().commit_interval } else { PLAIN_FUSE_COMMIT };
         let options = volume_options(spec, default_commit);
-        let mut upgrade = upgradable(options.clone(), self.again.to_vec());
+        let mut upgrade = upgradable(options.clone(), self.again);
         let commit = options.commit_interval;
         let devices: Vec<_> = files.iter().map(AnyDevice::device).collect();
         self.check_same(&devices)?;

@@ -4,6 +4,7 @@
 
 use crate::text::parse_size;
 use braidfs::{AtimeMode, DataMode, Overwrite, Remount};
+use braidfs_fuse::control::TenantMount;
 use braidfs_fuse::watch::MetricsAt;
 use braidfs_fuse::{Cache, Latency, Limit, MountConfig, Profile, Transport};
 use std::time::Duration;
@@ -82,6 +83,8 @@ pub struct MountSpec {
     pub user_xattr: bool,
     /// `cache=back` or `cache=through`.
     pub write_cache: Cache,
+    /// `tenant=`: that alone, of a volume that is mounted.
+    pub tenant: Option<String>,
     /// `supervise`: how often the process is replaced.
     pub supervise: Option<Limit>,
     /// The first option that a private mount cannot have.
@@ -175,6 +178,7 @@ impl MountSpec {
             "X-mount.idmap" => {
                 self.shared.get_or_insert_with(|| name.into());
             }
+            "tenant" => self.tenant = Some(need()?.into()),
             "threads" => self.threads = parse_threads(need()?)?,
             "fuseblk" => {
                 self.fuseblk = clap::ValueEnum::from_str(need()?, true).map_err(|_| "use auto, always or never")?;
@@ -291,6 +295,13 @@ impl MountSpec {
         cfg.slow = self.slow;
     }
 
+    /// What of it concerns the mount of a tenant by itself.
+    pub fn of_tenant(&self) -> TenantMount {
+        let no = |flag: Option<bool>| flag == Some(false);
+        let (nosuid, nodev) = (no(self.suid), no(self.dev));
+        TenantMount { read_only: self.read_only, nosuid, nodev, noexec: self.noexec }
+    }
+
     /// What of it a remount changes in the volume, but for whether it is read-only.
     pub fn changes(&self) -> Remount {
         Remount {
@@ -300,6 +311,7 @@ impl MountSpec {
             atime: self.atime,
             nodiratime: self.nodiratime,
             lazytime: Some(self.lazytime),
+            ..Remount::default()
         }
     }
 
@@ -458,6 +470,15 @@ mod tests {
         let s = spec("rw,nosuid,relatime,user_id=0,group_id=0,default_permissions,allow_other,blksize=4096,remount,ro");
         assert!(s.is_ok_and(|s| s.remount && s.read_only));
         assert!(spec("rw,user_id=0").unwrap_err().contains("user_id=0"));
+    }
+
+    #[test]
+    fn a_tenant_has_flags_of_its_own() {
+        let s = spec("tenant=web,ro,nosuid").unwrap();
+        let how = TenantMount { read_only: true, nosuid: true, ..TenantMount::default() };
+        assert_eq!((s.tenant.as_deref(), s.of_tenant()), (Some("web"), how));
+        assert_eq!(spec("tenant=web,suid").unwrap().of_tenant(), TenantMount::default());
+        assert!(spec("tenant=").is_err());
     }
 
     #[test]

@@ -204,6 +204,13 @@ pub const TABLE: &[Row] = &[
          none are.",
     ),
     row(
+        &["tenant=web"],
+        How::Taken,
+        Again::Ignored,
+        "Mount this tenant by itself, of a volume that is mounted: the device is that of the volume, or its mount point. Of the \
+         other options ro, nosuid, nodev and noexec count; else it is as the volume is mounted.",
+    ),
+    row(
         &["user", "users", "owner", "group"],
         How::Taken,
         Again::Changes,

@@ -1,4 +1,4 @@
-//! `braidfs quota`: limits of users and of directories of a mounted volume.
+//! `braidfs quota`: limits of users, groups and directories of a mounted volume.
 
 use crate::cmd::limits::{self, open, say_json};
 use crate::cmd::tenant::{Limit, parse, parse_number, parse_time};
@@ -13,18 +13,19 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// Limit what users, or directory trees, may use of a mounted volume
+/// Limit what users, groups, or directory trees, may use of a mounted volume
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Exit codes: 0 done, 1 it failed or wrong usage.\n\n\
     Examples:\n  braidfs quota set --user alice --space 10G --inodes 100000 /mnt\n  \
     braidfs quota set --user alice --soft-space 8G --grace 3d /mnt   more than 8 GiB for three days only\n  \
+    braidfs quota set --group staff --space 50G /mnt\n  \
     braidfs quota set --directory /mnt/web --space 20G /mnt          all that lies below /mnt/web\n  \
     braidfs quota set --user alice --space none /mnt\n  \
     braidfs quota show --user alice /mnt\n  \
     braidfs quota report /mnt                                        all that have limits or use anything\n  \
     braidfs quota remove --directory /mnt/web /mnt\n\n\
-    Space is the blocks of files and directories, not their inodes. A user at a limit gets EDQUOT, a directory's users get\n\
-    ENOSPC, and `stat -f` below it shows its numbers. Limits of users do not hold for root. Files that do not count for a\n\
+    Space is the blocks of files and directories, not their inodes. Who is at the limit of a user or group gets EDQUOT,\n\
+    of a directory ENOSPC, and `stat -f` below it shows its numbers. Limits of users and groups do not hold for root. Files that do not count for a\n\
     directory with limits cannot be renamed or linked into it (EXDEV): mv copies them. The first limit of a volume counts all\n\
     that is there. Root may, and who mounted the volume; anybody may look.")]
 pub struct Args {
@@ -38,6 +39,9 @@ struct Whose {
     /// A user, by name or number
     #[arg(long)]
     user: Option<String>,
+    /// A group, by name or number: all files of that group, whoever owns them
+    #[arg(long)]
+    group: Option<String>,
     /// A directory, with all that lies below it
     #[arg(long, value_name = "DIR")]
     directory: Option<PathBuf>,
@@ -108,6 +112,8 @@ enum Call {
 struct Report {
     /// Of a user: its number.
     user: Option<u32>,
+    /// Of a group: its number.
+    group: Option<u32>,
     /// Of a directory: the number that its inodes carry.
     project: Option<u32>,
     /// Number of the directory, while it has limits.
@@ -129,12 +135,14 @@ struct Report {
 
 impl From<Quota> for Report {
     fn from(q: Quota) -> Self {
-        let (user, project) = match q.owner {
-            QuotaOwner::User(n) => (Some(n), None),
-            QuotaOwner::Project(n) => (None, Some(n)),
+        let (user, group, project) = match q.owner {
+            QuotaOwner::User(n) => (Some(n), None, None),
+            QuotaOwner::Group(n) => (None, Some(n), None),
+            QuotaOwner::Project(n) => (None, None, Some(n)),
         };
         Self {
             user,
+            group,
             project,
             directory: q.directory.map(|d| d.0),
             used: q.used,
@@ -191,6 +199,9 @@ impl Whose {
         if let Some(n) = self.project {
             return Ok((mount, QuotaSubject::Project(n)));
         }
+        if let Some(group) = &self.group {
+            return Ok((mount, QuotaSubject::Group(number_of_group(group)?)));
+        }
         let Some(directory) = &self.directory else {
             return Ok((mount, QuotaSubject::User(number_of(self.user.as_deref().unwrap_or_default())?)));
         };
@@ -204,6 +215,9 @@ impl Whose {
     }
 
     fn refused(&self, mountpoint: &Path, e: &std::io::Error) -> Failure {
+        if let Some(group) = &self.group {
+            return refused(mountpoint, &format!("group {group}"), e);
+        }
         match (&self.user, &self.directory, self.project) {
             (Some(user), ..) => refused(mountpoint, &format!("user {user}"), e),
             (_, Some(dir), _) => refused(dir, "the directory", e),
@@ -223,6 +237,18 @@ fn number_of(user: &str) -> Result<u32, Failure> {
     told.and_then(|n| n.trim().parse().ok()).ok_or_else(|| Failure::at("quota", user, "there is no such user"))
 }
 
+/// The number of a group, whose name the system's `getent` is asked for.
+fn number_of_group(group: &str) -> Result<u32, Failure> {
+    if let Ok(n) = group.parse() {
+        return Ok(n);
+    }
+    let asked = Command::new("getent").args(["group", "--", group]).output();
+    let told = asked.ok().filter(|o| o.status.success()).and_then(|o| String::from_utf8(o.stdout).ok());
+    // name:password:number:members
+    let number = told.and_then(|t| t.lines().next()?.split(':').nth(2)?.parse().ok());
+    number.ok_or_else(|| Failure::at("quota", group, "there is no such group"))
+}
+
 fn refused(place: &Path, what: &str, e: &std::io::Error) -> Failure {
     limits::refused("quota", place, &format!("{what} has no limits, and uses nothing that is counted"), e)
 }
@@ -231,10 +257,11 @@ fn tell(q: &Report, json: bool) -> Outcome {
     if json {
         return say_json("quota", q);
     }
-    let whose = match (q.user, q.project, q.directory) {
+    let whose = match (q.user, q.group, q.project, q.directory) {
         (Some(n), ..) => format!("user {n}"),
-        (_, n, Some(dir)) => format!("directory {dir} (project {})", n.unwrap_or(0)),
-        (_, n, None) => format!("project {} (no directory)", n.unwrap_or(0)),
+        (_, Some(n), ..) => format!("group {n}"),
+        (.., n, Some(dir)) => format!("directory {dir} (project {})", n.unwrap_or(0)),
+        (.., n, None) => format!("project {} (no directory)", n.unwrap_or(0)),
     };
     let size = |n: Option<u64>| n.map_or_else(|| "no limit".into(), |n| format!("{} at most", text::size(n)));
     let count = |n: Option<u64>| n.map_or_else(|| "no limit".into(), |n| format!("{n} at most"));
@@ -270,9 +297,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn users_have_names_and_numbers() {
+    fn users_and_groups_have_names_and_numbers() {
         assert_eq!(number_of("4711").ok(), Some(4711));
         assert_eq!(number_of("root").ok(), Some(0));
+        assert_eq!(number_of_group("4711").ok(), Some(4711));
+        assert_eq!(number_of_group("root").ok(), Some(0));
+        assert!(number_of_group("no such group").is_err() && number_of_group("").is_err());
         assert!(number_of("no such user").is_err() && number_of("-1").is_err() && number_of("").is_err());
     }
 }

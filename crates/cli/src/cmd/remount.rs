@@ -5,7 +5,7 @@
 //! back all that it holds; then the server closes the volume for changes. To writable the other way round.
 
 use crate::cmd::mount_options::MountSpec;
-use crate::cmd::umount::is_braidfs;
+use crate::cmd::umount::{is_braidfs, tenants_of};
 use crate::failure::{Failure, Outcome, host_error, mount_code};
 use crate::mountinfo::{self, Mount};
 use braidfs::Remount;
@@ -59,6 +59,11 @@ fn change(mount: &Mount, spec: &MountSpec) -> Outcome {
     let tell = |how: &Remount, sync| control::remount(place, how, sync);
     let was_read_only = mount.super_options.split(',').any(|o| o == "ro");
     // what cannot change is refused before anything does
+    let tenants = if spec.read_only && !was_read_only { tenants_of(place) } else { Vec::new() };
+    if !tenants.is_empty() {
+        // the server refuses that, too
+        return Err(fail(format!("tenants of it are mounted by themselves: unmount {} first", tenants.join(", "))));
+    }
     tell(&Remount { data: spec.data, ..Remount::default() }, None).map_err(|e| fail(server_says(&e)))?;
     if !spec.read_only {
         tell(&Remount { read_only: Some(false), ..Remount::default() }, None).map_err(|e| fail(server_says(&e)))?;
@@ -97,6 +102,7 @@ fn server_says(e: &io::Error) -> String {
         Some(Errno::BUSY) => {
             "another braidfs process has a device of the volume open, or an upgrade of the mount is under way: wait for its end".into()
         }
+        Some(Errno::OPNOTSUPP) => "a tenant is mounted there by itself: unmount it, and mount it anew".into(),
         Some(Errno::PERM) => "only root can".into(),
         Some(Errno::NOTTY) => "its server is of an older version: unmount, then mount it again".into(),
         Some(Errno::IO) => "a device failed: see the log of the server and dmesg(1)".into(),

@@ -1,10 +1,11 @@
 //! `braidfs tenant`: directory trees of a mounted volume with a domain and limits of their own.
 
 use crate::cmd::limits::{self, open, say_json};
+use crate::cmd::mount_options::MountSpec;
 use crate::failure::{Failure, Outcome};
 use crate::{mountinfo, text};
 use braidfs::{MemoryBudget, Rate, RateUse, SoftLimit, TenantBudget, Timestamp};
-use braidfs_fuse::control::{self, TenantChange, TenantInfo};
+use braidfs_fuse::control::{self, TenantChange, TenantInfo, TenantMount};
 use rustix::io::Errno;
 use serde::Serialize;
 use std::ffi::OsStr;
@@ -23,6 +24,7 @@ use std::time::Duration;
     braidfs tenant set --write-bps 100M/200M /mnt web         100 MiB a second, after a pause 200 MiB at once\n  \
     braidfs tenant set --read-iops 500 --write-iops none /mnt web\n  \
     braidfs tenant set --memory-min 64M --memory-max 256M /mnt web   of the server's cache\n  \
+    braidfs tenant mount /mnt web /srv/web          by itself, with pages of the kernel's of its own; umount ends that\n  \
     braidfs tenant list /mnt\n  \
     braidfs tenant remove /mnt web                  an ordinary directory from now on, with all that is in it\n\n\
     What is made below the directory of a tenant lies in a domain of its own: a journal, an allocator and transactions that\n\
@@ -95,6 +97,18 @@ enum Call {
         json: bool,
         /// The mount point, or any directory of the volume
         mountpoint: PathBuf,
+    },
+    /// Mount a tenant by itself: a connection of its own to the server, with its own part of the kernel's cache
+    Mount {
+        /// ro, nosuid, nodev, noexec, separated by commas; else it is as the volume is mounted
+        #[arg(short, long, value_name = "OPTIONS")]
+        options: Vec<String>,
+        /// The mount point of the volume, or any directory of it
+        mountpoint: PathBuf,
+        /// The tenant
+        name: String,
+        /// Where to [default: its own directory]
+        directory: Option<PathBuf>,
     },
     /// Make the root of a tenant an ordinary directory, with all that is in it
     Remove {
@@ -340,6 +354,10 @@ pub fn run(args: &Args) -> Outcome {
             all.iter().try_for_each(|t| tell(t, false).map(drop))?;
             Ok(0)
         }
+        Call::Mount { options, mountpoint, name, directory } => {
+            let options = MountSpec::parse(options.iter().map(String::as_str), false).map_err(Failure::new)?;
+            mount(mountpoint, name, directory.as_deref(), options.of_tenant())
+        }
         Call::Remove { mountpoint, name } => {
             control::tenant_remove(&open(mountpoint)?, name).map_err(|e| refused(mountpoint, name, &e))?;
             Ok(0)
@@ -372,6 +390,22 @@ fn create(directory: &Path, name: Option<&str>, budget: &TenantBudget, json: boo
         _ => refused(directory, name, &e),
     })?;
     tell(&made.into(), json)
+}
+
+/// Has the server of the volume that `place` lies in mount a tenant by itself, on its own directory unless another one is
+/// given.
+///
+/// # Errors
+/// What the server says.
+pub fn mount(place: &Path, name: &str, directory: Option<&Path>, how: TenantMount) -> Outcome {
+    let point = directory.map(mountinfo::absolute).unwrap_or_default();
+    control::tenant_mount(&open(place)?, name, &point, how).map_err(|e| match Errno::from_io_error(&e) {
+        Some(Errno::INVAL) => {
+            Failure::at("cannot mount tenant", name, "the server is of an older version, or the path is too long")
+        }
+        _ => refused(place, name, &e),
+    })?;
+    Ok(0)
 }
 
 fn refused(place: &Path, name: &str, e: &std::io::Error) -> Failure {

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use std::fs::File;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -104,18 +105,40 @@ fn detach(target: &Path, args: &Args) -> Result<(), Failure> {
     let mut flags = UnmountFlags::NOFOLLOW;
     flags.set(UnmountFlags::DETACH, args.lazy);
     flags.set(UnmountFlags::FORCE, args.force);
-    match unmount(target, flags) {
+    // the server of a tenant that was unmounted a moment ago still has a directory of the volume open, for a moment
+    let (mut tries, mut done) = (20, unmount(target, flags));
+    while done == Err(Errno::BUSY) && tries > 0 && tenants_of(target).is_empty() {
+        std::thread::sleep(Duration::from_millis(20));
+        (tries, done) = (tries - 1, unmount(target, flags));
+    }
+    match done {
         Ok(()) => Ok(()),
         Err(Errno::BUSY) => Err(Failure::at(
             "cannot unmount",
             &show,
-            format!(
-                "busy: files or directories in it are in use: `fuser -vm {show}` shows by whom, --lazy detaches it"
-            ),
+            match tenants_of(target) {
+                tenants if !tenants.is_empty() => {
+                    format!("busy: tenants of it are mounted by themselves: unmount {} first", tenants.join(", "))
+                }
+                _ => format!(
+                    "busy: files or directories in it are in use: `fuser -vm {show}` shows by whom, --lazy detaches it"
+                ),
+            },
         )),
         Err(Errno::PERM) => by_fusermount(target, args.lazy),
         Err(e) => Err(Failure::at("cannot unmount", &show, host_error(&io::Error::from(e)))),
     }
+}
+
+/// Where tenants of the volume on `target` are mounted by themselves.
+pub fn tenants_of(target: &Path) -> Vec<String> {
+    let mounts = mountinfo::read();
+    let Some(volume) = mounts.iter().rev().find(|m| m.target == target) else { return Vec::new() };
+    // its source is an image, or the loop device of one
+    let sources = backing(volume).devices.into_iter().map(|d| d.into_os_string()).chain([volume.source.clone()]);
+    let begins: Vec<Vec<u8>> = sources.map(|s| [s.as_bytes(), b"["].concat()).collect();
+    let is_of = |m: &&Mount| is_braidfs(m) && begins.iter().any(|b| m.source.as_bytes().starts_with(b));
+    mounts.iter().filter(is_of).map(|m| m.target.display().to_string()).collect()
 }
 
 /// An ordinary user's way to unmount what they mounted themselves.

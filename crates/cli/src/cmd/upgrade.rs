@@ -8,7 +8,9 @@ use rustix::io::Errno;
 use rustix::thread::{Gid, Uid, set_thread_res_gid, set_thread_res_uid};
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Go on with a mount by another version of the program, without unmounting it
 #[derive(Debug, clap::Args)]
@@ -19,7 +21,9 @@ use std::path::{Path, PathBuf};
     findmnt -nlo TARGET -t fuse.braidfs,fuseblk.braidfs | xargs -rn1 braidfs upgrade     all mounts\n\n\
     Open files, working directories, locks and maps stay as they are; calls that come meanwhile wait, as a rule some tenths\n\
     of a second. The old process makes all durable and closes the volume, the new one opens it and says so, the old one\n\
-    ends. Where anything fails before that the old process goes on. Root may, and the user who mounted it.\n\n\
+    ends. Where anything fails before that the old process goes on. Root may, and the user who mounted it. The parent of a\n\
+    mount with `-o supervise` becomes the other program, too, or, where that cannot look after a mount, stays what it is,\n\
+    which is said.\n\n\
     Not of a mount whose requests come through io_uring (see `braidfs mount --help`, transport=), of one that was\n\
     mounted read-only and made writable since, nor while a scrub of it runs: the command says why, and nothing happens.\n\
     mounted.md in /usr/share/doc/braidfs (docs/ of the sources) has the rest."
@@ -54,10 +58,72 @@ pub fn run(args: &Args) -> Outcome {
     let program = program.map_err(|(path, e)| fail(&format!("{}: {}", path.display(), host_error(&e))))?;
     let root = enter(&target, &mount).map_err(|e| fail(&says(&e)))?;
     let upgraded = control::upgrade(&root, &program, args.timeout).map_err(|e| fail(&says(&e)))?;
+    // nobody shall find the mount busy meanwhile
+    drop(root);
     if !args.quiet {
         crate::say(format_args!("{show}: served by braidfs {}, process {}", upgraded.version, upgraded.pid))?;
     }
+    match parent(upgraded.pid) {
+        Parent::None => {}
+        Parent::Same(pid) if args.quiet => tracing::debug!(pid, "the parent is upgraded, too"),
+        Parent::Same(pid) => crate::say(format_args!("{show}: looked after by the same program, process {pid}"))?,
+        // no failure: all that was asked for is so
+        Parent::Other(pid) => eprintln!(
+            "braidfs: {show}: the process that looks after it, {pid}, is of another program (its log may say why); should the one \
+             that serves die, that program mounts it again"
+        ),
+    }
     Ok(0)
+}
+
+/// Who looks after a process that serves (`-o supervise`).
+enum Parent {
+    None,
+    /// It runs the same program.
+    Same(u32),
+    /// It runs another one.
+    Other(u32),
+}
+
+/// How long a parent may take to become another program.
+const PARENT_WAIT: Duration = Duration::from_secs(2);
+/// How long a process has another parent until the one that served before has ended.
+const ADOPTION: Duration = Duration::from_millis(300);
+
+/// Waits until the parent of the process `serving` runs the program that this one runs.
+fn parent(serving: u32) -> Parent {
+    let begun = Instant::now();
+    let program = |pid: u32| std::fs::metadata(format!("/proc/{pid}/exe")).map(|m| (m.dev(), m.ino())).ok();
+    let name = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    loop {
+        let pid = match parent_of(serving) {
+            None | Some(0 | 1) => return Parent::None,
+            Some(pid) => pid,
+        };
+        let looks_after = name(pid).trim_end() == "braidfs-superv";
+        // one that cannot be looked at may be anything
+        let Some(own) = program(serving) else { return Parent::None };
+        if looks_after && program(pid) == Some(own) {
+            return Parent::Same(pid);
+        }
+        match begun.elapsed() {
+            waited if looks_after && waited > PARENT_WAIT => return Parent::Other(pid),
+            waited if !looks_after && waited > PARENT_WAIT + ADOPTION => return Parent::None,
+            waited if !looks_after && waited > ADOPTION && !is_braidfs_process(pid) => return Parent::None,
+            _ => std::thread::sleep(Duration::from_millis(10)),
+        }
+    }
+}
+
+fn is_braidfs_process(pid: u32) -> bool {
+    let called = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    // a parent that has just become another program has not its name yet
+    called.split(|b| *b == 0).any(|word| word.starts_with(b"--look-after="))
+}
+
+fn parent_of(pid: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|l| l.strip_prefix("PPid:")?.trim().parse().ok())
 }
 
 /// Opens the root of the mount. One of a user's own lets nobody else in, root neither: then as that user.

@@ -114,6 +114,7 @@ struct Waiting {
 
 /// An export cannot be used.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum NbdError {
     /// Nobody is there, or not in time.
     #[error("{uri}: cannot connect: {error}; is the server running, and host, port or socket right?")]

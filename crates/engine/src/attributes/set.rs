@@ -15,7 +15,8 @@ impl Volume {
     /// Changes attributes; a size change truncates or extends.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::NoSpace`], [`Error::TooBig`]; [`Error::Perm`] for immutable inodes, and for append-only
+    /// [`Error::NotFound`], [`Error::NoSpace`], [`Error::TooBig`]; [`Error::Quota`], also of a group that it is given to, unless
+    /// this thread is not held to such limits ([`crate::forced`]); [`Error::Perm`] for immutable inodes, and for append-only
     /// ones but where the times are set to now.
     pub fn setattr(&self, ino: InodeNo, set: &SetAttr) -> Result<Attr> {
         share(Place::SetAttr);
@@ -102,11 +103,16 @@ impl Volume {
                 st.mtime = now;
                 st.durability.operation_changes_data();
             }
+            if let Some(g) = set.gid {
+                // before all else that is changed, but for a size, which no system call changes together with it
+                quotas.regroup(c, &mut st, g, set.size.is_some())?;
+                st.durability.operation_changes_data();
+            }
             if let Some(u) = set.uid {
                 quotas.transfer(c, &mut st, |st| st.uid = u);
                 st.durability.operation_changes_data();
             }
-            set_group_and_mode(&mut st, set, c.kind, op.tx(c.domain).id);
+            set_mode_and_flags(&mut st, set, c.kind, op.tx(c.domain).id);
             set_times(&mut st, set, now);
             if before != (st.atime, st.mtime, st.ctime) {
                 st.durability.operation_changes_times();
@@ -116,15 +122,11 @@ impl Volume {
     }
 }
 
-/// Sets mode, group and flags, in transaction `tx`.
-fn set_group_and_mode(st: &mut State, set: &SetAttr, kind: FileKind, tx: TxId) {
+/// Sets mode and flags, in transaction `tx`.
+fn set_mode_and_flags(st: &mut State, set: &SetAttr, kind: FileKind, tx: TxId) {
     if let Some(m) = set.mode {
         st.mode = (st.mode & !0o7777) | (m & 0o7777);
         acl::chmod(st);
-        st.durability.operation_changes_data();
-    }
-    if let Some(g) = set.gid {
-        st.gid = g;
         st.durability.operation_changes_data();
     }
     if let Some(f) = set.flags {

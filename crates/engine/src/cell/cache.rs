@@ -248,7 +248,8 @@ impl CellCache {
                         // only memory knows for what; and in no transaction are pages that a commit left alone
                         let waits = st.durability.waits(pending)
                             || match &st.body {
-                                Body::File(f) => f.pages.dirty_count() > 0,
+                                // or it has pages that somebody has pinned
+                                Body::File(f) => f.pages.dirty_count() > 0 || f.pages.any_shared(),
                                 Body::Dir(d) => d.waits(pending),
                                 Body::Special => false,
                             };

@@ -1,7 +1,9 @@
 //! What an inode counts for in quotas.
 
 use super::{Body, Cell, State};
-use crate::quota::{Charge, Owners, Quotas};
+use crate::error::Result;
+use crate::quota::{self, Charge, Force, Owners, Quotas};
+use crate::types::QuotaOwner;
 use braidfs_format::inode::PROJECT_SHIFT;
 
 impl State {
@@ -12,7 +14,7 @@ impl State {
 
     /// For whom it counts.
     pub fn owners(&self) -> Owners {
-        Owners { uid: self.uid, project: self.project() }
+        Owners { uid: self.uid, gid: self.gid, project: self.project() }
     }
 
     /// Blocks of the content, each once, whether it has its place or not. ([`State::blocks`] counts a block that is written
@@ -66,6 +68,22 @@ impl Quotas {
             self.count(c.ino, st.owners(), || st.content_blocks());
             self.give(st.owners(), st.content_blocks(), 1);
         }
+    }
+
+    /// Gives an inode whose cell is locked for writing to another group: who may do that need not be privileged, and is held to
+    /// the limits of the group as who makes an inode in it. Unless `whatever`.
+    ///
+    /// # Errors
+    /// [`Error::Quota`]: nothing was changed.
+    pub fn regroup(&self, c: &Cell, st: &mut State, gid: u32, whatever: bool) -> Result<()> {
+        if self.is_on() && st.gid != gid {
+            self.count(c.ino, st.owners(), || st.content_blocks());
+            let (blocks, force) = (st.content_blocks(), if whatever { Force::All } else { quota::force() });
+            self.take_of(QuotaOwner::Group(gid), blocks, 1, force)?;
+            self.give_of(QuotaOwner::Group(st.gid), blocks, 1);
+        }
+        st.gid = gid;
+        Ok(())
     }
 
     /// Changes the owners of an inode whose cell is locked for writing; limits do not hold for who may do that.

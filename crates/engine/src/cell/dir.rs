@@ -620,14 +620,6 @@ impl DirIndex {
         Ok(())
     }
 
-    /// Marks everything in memory as to be written again (buckets that are not loaded are on disk as they are).
-    pub fn all_dirty(&mut self) {
-        for (first, b) in self.buckets.iter_mut().filter(|b| b.1.entries.is_some()) {
-            b.dirty = true;
-            self.dirty.insert(first);
-        }
-    }
-
     /// Forgets the entries of buckets that are on disk as they are.
     pub fn evict_clean(&mut self) {
         for (_, b) in self.buckets.iter_mut() {

@@ -21,8 +21,6 @@ pub mod steps;
 #[cfg(test)]
 mod tests;
 
-pub use layout::Layout;
-
 use crate::lazy::Empty;
 use braidfs_format::inode::{EXTENT_MAX, Extent, LBLK_MAX, LEAF_REFS_MAX, LeafRef};
 use braidfs_format::node::PAYLOAD_MAX;

@@ -363,6 +363,7 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Write as _, stderr};
 
     fn stamp(n: u64) -> Bytes {
         let mut b = [0; BLOCK_BYTES];
@@ -496,7 +497,7 @@ mod tests {
     fn chunks_are_huge_pages_where_the_kernel_has_them() {
         let enabled = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
         if !enabled.contains("[madvise]") && !enabled.contains("[always]") {
-            eprintln!("skipped: no transparent huge pages here");
+            _ = writeln!(stderr(), "SKIPPED: no transparent huge pages here");
             return;
         }
         // memory may be in pieces too small for one chunk or another, not for each of several

@@ -1,10 +1,11 @@
 //! The page cache of one file.
 //!
 //! Owns the pages of a file that are in memory and knows which of them are dirty. A page that an I/O still
-//! holds is never changed under it: a writer copies it first (copy on write, see [`Frame`]).
+//! holds, or a reader has pinned (`file/pinned.rs`), is never changed under it: a writer copies it first (copy on write, see
+//! [`Frame`]).
 //!
 //! Invariants
-//! - A dirty page is never evicted, and never replaced by what a reader brings from disk.
+//! - A dirty page is never evicted, and never replaced by what a reader brings from disk. Nor is one evicted that is shared.
 //! - A bit of `dirty` is set for a cached page only; `pages` and `dirty` are the numbers over all groups.
 //! - A group has locks of its pages ([`shared`]) only while a page of it is dirty; bytes and clones of pages are handed out
 //!   with the map borrowed alone, or by a view ([`shared`]).
@@ -63,6 +64,11 @@ impl Page {
     /// The bytes, to change; a page that is shared is copied first.
     pub fn make_mut(&mut self) -> &mut [u8; BLOCK_BYTES] {
         self.0.make_mut()
+    }
+
+    /// Whether nobody shares the bytes: no I/O, and no reader that has the page pinned.
+    pub fn is_alone(&self) -> bool {
+        self.0.is_alone()
     }
 
     /// Whether both are one buffer: nobody has changed one since it was cloned from the other.
@@ -411,7 +417,7 @@ impl PageMap {
     }
 
     /// Marks the pages of `[from, to)` clean, whatever they hold. Right where the caller has not let a writer in
-    /// since it took the pages to write out; else see [`Self::mark_written`].
+    /// since it took the pages to write out.
     pub fn mark_clean(&mut self, from: u64, to: u64) {
         if from >= to {
             return;
@@ -421,25 +427,6 @@ impl PageMap {
             self.dirty -= group.clean(mask(g, from, to), &mut unshared);
         }
         self.groups.shared -= unshared;
-    }
-
-    /// Marks those pages of a run clean that still are what was written out. A page that was changed meanwhile
-    /// is another buffer, because the run given here shared the old one, and stays dirty. Gives how many became
-    /// clean.
-    pub fn mark_written(&mut self, lblk: u64, pages: &[Page]) -> usize {
-        let (mut n, mut unshared) = (0, 0);
-        for (at, page) in (lblk..).zip(pages) {
-            let (g, i) = place(at);
-            if let Some(group) = self.groups.get_mut(g)
-                && group.dirty >> i & 1 == 1
-                && group.pages[i].as_ref().is_some_and(|p| p.same(page))
-            {
-                n += group.clean(1 << i, &mut unshared);
-            }
-        }
-        self.dirty -= n;
-        self.groups.shared -= unshared;
-        n
     }
 
     /// Forgets the pages of `[from, to)`. Gives how many of them were dirty.
@@ -507,8 +494,13 @@ impl PageMap {
         true
     }
 
+    /// Whether a page is shared with an I/O or with a reader that has it pinned.
+    pub fn any_shared(&self) -> bool {
+        self.groups.range(0, u64::MAX).any(|(_, g)| g.pages.iter().flatten().any(|p| !p.is_alone()))
+    }
+
     /// Forgets up to `max_pages` clean pages and gives how many. Goes once round the file; a page used since
-    /// the evictor last came by is passed over once (second chance).
+    /// the evictor last came by is passed over once (second chance), one that somebody shares each time.
     pub fn evict_clean(&mut self, max_pages: usize) -> usize {
         let (hand, mut gone, mut empty) = (self.hand, 0, Vec::new());
         for (from, to) in [(hand, u64::MAX), (0, hand)] {
@@ -527,6 +519,10 @@ impl PageMap {
                     self.hand = g * GROUP + i + 1;
                     let hot = group.hot.get_mut();
                     if group.dirty & bit == 0 && *hot & bit == 0 {
+                        // of no use: its memory stays with who has it pinned
+                        if slot.as_ref().is_some_and(|p| !p.is_alone()) {
+                            continue;
+                        }
                         *slot = None;
                         gone += 1;
                     } else if group.dirty & bit == 0 {
@@ -582,15 +578,14 @@ mod tests {
     }
 
     #[test]
-    fn a_write_during_write_out_stays_dirty() {
+    fn a_write_during_write_out_does_not_change_what_is_written() {
         let mut m = PageMap::new();
         m.put_dirty(3, page(1));
         m.put_dirty(4, page(2));
         let runs = m.dirty_runs(usize::MAX);
         assert_eq!(m.write(4, 10, b"new"), Some(false));
         assert_eq!(runs[0].1[1][10], 2, "the I/O sees what it was given");
-        assert_eq!(m.mark_written(3, &runs[0].1), 1);
-        assert!(!m.is_dirty(3) && m.is_dirty(4));
+        assert!(m.is_dirty(4));
         assert!(!m.insert_clean(4, page(9)), "what a reader brings does not replace it");
         assert_eq!(m.get(4).map(|p| p[10]), Some(b'n'));
     }

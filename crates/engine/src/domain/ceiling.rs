@@ -20,16 +20,19 @@ pub(crate) struct Taken {
     pub pages: u64,
     pub cells: u64,
     pub index_bytes: u64,
+    /// Pages that readers have pinned: beside `pages`, and nothing that can be given back.
+    pub pinned: u64,
 }
 
 impl Taken {
     /// As of now.
     pub fn of(d: &Domain) -> Self {
-        Self { pages: d.memory.pages(), cells: d.cells.len() as u64, index_bytes: d.memory.index_bytes() }
+        let (pages, pinned) = (d.memory.pages(), d.memory.pinned());
+        Self { pages, cells: d.cells.len() as u64, index_bytes: d.memory.index_bytes(), pinned }
     }
     /// All of it, in bytes.
     pub fn bytes(&self) -> u64 {
-        self.pages * 4096 + self.cells * CELL_BYTES + self.index_bytes
+        (self.pages + self.pinned) * 4096 + self.cells * CELL_BYTES + self.index_bytes
     }
     /// What is to go so that about `bytes` less are taken; of cells only where there are `many_cells`.
     pub fn part(&self, bytes: u64, many_cells: bool) -> Memory {

@@ -257,14 +257,6 @@ impl Domain {
 
     /// The header says that the domain is in use from now on, and after a crash that links across domains are to be
     /// compared.
-    ///
-    /// # Errors
-    /// Of the device.
-    pub fn mark_used(&self, after_crash: bool) -> Result<()> {
-        self.write_header(|h| self.in_use(h, after_crash))
-    }
-
-    /// What [`Self::mark_used`] changes.
     pub(crate) fn in_use(&self, h: &mut DomainHeader, after_crash: bool) {
         let mut f = h.flags.get() & !CLEAN;
         if after_crash {

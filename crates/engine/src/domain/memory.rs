@@ -19,6 +19,8 @@ const LOOK_PAGES: i64 = 256;
 const LOOK_PART: i64 = 32;
 /// Stands for no ceiling.
 const NONE: u64 = u64::MAX;
+/// Readers may pin this part of the cache, and of what a domain may take of it.
+const PINS_PART: u64 = 4;
 
 /// When the threads of a volume look at what all its domains take.
 #[derive(Debug)]
@@ -29,6 +31,34 @@ pub struct Looks {
     dirty: Line<AtomicI64>,
     /// Pages that the threads of a slot add until one of them looks.
     after: i64,
+    /// Pages that readers have pinned in all domains, and how many they may.
+    pinned: PerSlot<SlotPins>,
+    pins_most: u64,
+}
+
+/// Pages that the threads of one slot have pinned, less those that they have let go of.
+#[derive(Debug, Default)]
+struct SlotPins {
+    pages: AtomicI64,
+    /// Pinned since one of them looked at the sum.
+    since: AtomicI64,
+}
+
+impl SlotPins {
+    /// Counts so many pages more; false, and nothing counted, where the `sum` over all slots is then above `most`. The sum is
+    /// looked at only once in a while: all slots together may go over `most` by a part of it.
+    fn pin(&self, pages: i64, most: u64, parts: usize, sum: impl FnOnce() -> u64) -> bool {
+        self.pages.fetch_add(pages, Relaxed);
+        if self.since.fetch_add(pages, Relaxed) + pages < look_after(most.saturating_mul(4096), parts) {
+            return true;
+        }
+        if sum() > most {
+            self.pages.fetch_sub(pages, Relaxed);
+            return false;
+        }
+        self.since.store(0, Relaxed);
+        true
+    }
 }
 
 /// Pages that the threads of a slot add, of `parts`, until one of them looks: all go over `bytes` by a part only.
@@ -41,7 +71,12 @@ impl Looks {
     /// Of a cache of `budget` bytes.
     pub fn new(budget: u64) -> Self {
         let since = PerSlot::<AtomicI64>::default();
-        Self { after: look_after(budget, since.parts()), since, dirty: Line::default() }
+        let pins_most = budget / PINS_PART / 4096;
+        let after = look_after(budget, since.parts());
+        Self { after, since, dirty: Line::default(), pinned: PerSlot::default(), pins_most }
+    }
+    fn pinned(&self) -> u64 {
+        self.pinned.iter().map(|p| p.pages.load(Relaxed)).sum::<i64>().max(0) as u64
     }
     /// Whether this thread's slot has added so many pages that somebody must look at the sums: the caller does, and says
     /// what it [saw](Self::saw).
@@ -77,6 +112,7 @@ struct SlotCounts {
     /// Reads that memory answered alone, and those that waited for the device.
     hits: AtomicU64,
     misses: AtomicU64,
+    pins: SlotPins,
 }
 
 /// Pages, names of directories, and indexes of extents and pages of one domain in memory. Sums are exact while nobody adds.
@@ -167,6 +203,36 @@ impl MemoryUse {
     pub fn index_bytes(&self) -> u64 {
         self.sum(|p| &p.index_bytes)
     }
+    /// Pages that readers have pinned. Each counts once more than as a page of the cache: who overwrites it copies it, and who
+    /// truncates its file leaves it to its readers.
+    pub fn pinned(&self) -> u64 {
+        self.sum(|p| &p.pins.pages)
+    }
+    /// Counts so many pages as pinned, until [`Self::unpin`].
+    ///
+    /// # Errors
+    /// How many bytes may be pinned at most, where these would be too many: of the volume, or of the domain.
+    pub fn pin(&self, pages: u64) -> Result<(), u64> {
+        let pages = i64::try_from(pages).ok().filter(|p| *p < 1 << 50).ok_or(self.looks.pins_most * 4096)?;
+        let parts = self.parts.parts();
+        let own = self.ceiling().map_or(self.looks.pins_most, |c| c / PINS_PART / 4096);
+        if !self.parts.mine().pins.pin(pages, own, parts, || self.pinned()) {
+            return Err(own * 4096);
+        }
+        if !self.looks.pinned.mine().pin(pages, self.looks.pins_most, parts, || self.looks.pinned()) {
+            self.parts.mine().pins.pages.fetch_sub(pages, Relaxed);
+            return Err(self.looks.pins_most * 4096);
+        }
+        // they are memory as pages that come are
+        self.looks.since.mine().fetch_add(pages, Relaxed);
+        self.parts.mine().since.fetch_add(pages, Relaxed);
+        Ok(())
+    }
+    /// So many pages are pinned no more.
+    pub fn unpin(&self, pages: u64) {
+        self.parts.mine().pins.pages.fetch_sub(pages as i64, Relaxed);
+        self.looks.pinned.mine().pages.fetch_sub(pages as i64, Relaxed);
+    }
     fn sum(&self, of: impl Fn(&SlotCounts) -> &AtomicI64) -> u64 {
         self.parts.iter().map(|p| of(p).load(Relaxed)).sum::<i64>().max(0) as u64
     }
@@ -196,7 +262,7 @@ impl MemoryUse {
     pub fn exceeds_ceiling(&self, cells: impl FnOnce() -> u64) -> bool {
         let Some(ceiling) = self.ceiling() else { return false };
         is_due(&self.parts.mine().since, self.limits.after.load(Relaxed))
-            && self.pages() * 4096 + self.index_bytes() + cells() > ceiling
+            && (self.pages() + self.pinned()) * 4096 + self.index_bytes() + cells() > ceiling
     }
 }
 

@@ -72,7 +72,7 @@ fn open_on(device: Arc<dyn Device>) -> (Arc<Domain>, Arc<Double>, bool) {
     let peers: Arc<dyn Peers> = double.clone();
     let (d, recovered) = open_domain(&sb, &store, &shared, &peers, &bat, DomainId(0)).unwrap();
     shared.recovering.store(false, Ordering::Relaxed);
-    d.mark_used(false).unwrap();
+    d.write_header(|h| d.in_use(h, false)).unwrap();
     double.domain.set(Arc::downgrade(&d)).unwrap();
     (d, double, recovered.dirty)
 }

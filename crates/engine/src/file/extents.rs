@@ -8,6 +8,7 @@ use crate::volume::Volume;
 
 /// A part of a file that has, or will get, blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FileExtent {
     /// Where in the file, bytes.
     pub offset: u64,

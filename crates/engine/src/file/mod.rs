@@ -4,6 +4,7 @@ mod copy;
 pub mod defragment;
 pub mod extents;
 pub mod falloc;
+pub mod pinned;
 pub mod read;
 mod reserve;
 mod shift;

@@ -6,14 +6,23 @@ use braidfs_sync::phases;
 use braidfs_sync::{Condvar, Mutex, rank};
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
 use std::thread::{Builder, JoinHandle};
 
 type Callback = Box<dyn FnOnce(Result<()>) + Send>;
 
+/// Who is told at the end, beside those who wait.
+enum Then {
+    Nobody,
+    Call(Callback),
+    Wake(Waker),
+}
+
 enum State {
-    Pending(Option<Callback>),
+    Pending(Then),
     Done(Option<Result<()>>),
 }
 
@@ -22,7 +31,9 @@ struct Shared {
     done: Condvar,
 }
 
-/// A durable write that is under way: wait for it, or have a function called.
+/// A durable write that is under way, whatever becomes of the ticket: wait for it, have a function called, or await it as a
+/// [`Future`] of whatever executor.
+#[must_use = "without the ticket nobody learns whether it succeeded"]
 pub struct Ticket {
     shared: Arc<Shared>,
 }
@@ -30,7 +41,7 @@ pub struct Ticket {
 impl Ticket {
     /// A ticket, and the duty to say how it went.
     pub(crate) fn pending() -> (Self, Pending) {
-        let shared = Arc::new(Shared { state: Mutex::new(State::Pending(None)), done: Condvar::new() });
+        let shared = Arc::new(Shared { state: Mutex::new(State::Pending(Then::Nobody)), done: Condvar::new() });
         (Self { shared: shared.clone() }, Pending(shared))
     }
 
@@ -57,13 +68,38 @@ impl Ticket {
     pub fn on_done(self, f: Callback) {
         let mut s = self.shared.state.lock();
         match &mut *s {
-            State::Pending(slot) => *slot = Some(f),
+            State::Pending(then) => *then = Then::Call(f),
             State::Done(r) => {
                 let r = r.take().unwrap_or(Ok(()));
                 drop(s);
                 f(r);
             }
         }
+    }
+}
+
+impl std::fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let done = matches!(*self.shared.state.lock(), State::Done(_));
+        f.debug_struct("Ticket").field("done", &done).finish_non_exhaustive()
+    }
+}
+
+impl Future for Ticket {
+    /// As of [`Ticket::wait`].
+    type Output = Result<()>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        // code of the executor's runs when it is cloned, and when the one before is dropped: not with the lock
+        let next = Then::Wake(cx.waker().clone());
+        let mut s = self.shared.state.lock();
+        let before = match &mut *s {
+            State::Pending(then) => std::mem::replace(then, next),
+            State::Done(r) => return Poll::Ready(r.take().unwrap_or(Ok(()))),
+        };
+        drop(s);
+        drop(before);
+        Poll::Pending
     }
 }
 
@@ -81,13 +117,17 @@ impl Pending {
     pub fn finish(self, r: Result<()>) {
         let mut s = self.0.state.lock();
         match std::mem::replace(&mut *s, State::Done(None)) {
-            State::Pending(Some(f)) => {
+            State::Pending(Then::Call(f)) => {
                 drop(s);
                 f(r);
             }
-            _ => {
+            before => {
                 *s = State::Done(Some(r));
                 self.0.done.notify_all();
+                drop(s);
+                if let State::Pending(Then::Wake(waker)) = before {
+                    waker.wake();
+                }
             }
         }
     }
@@ -214,5 +254,44 @@ impl Drop for Pool {
                 let _ = t.join();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+    use std::task::Wake;
+
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_ticket_wakes_whom_polled_last_and_answers_once_done() {
+        let (mut ticket, pending) = Ticket::pending();
+        let tasks = [Arc::new(Woken::default()), Arc::new(Woken::default())];
+        for task in &tasks {
+            let waker = Waker::from(task.clone());
+            assert!(Pin::new(&mut ticket).poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        pending.finish(Err(Error::NoSpace));
+        assert_eq!(tasks.each_ref().map(|t| t.0.load(Ordering::Relaxed)), [0, 1]);
+        let waker = Waker::from(tasks[0].clone());
+        let done = Pin::new(&mut ticket).poll(&mut Context::from_waker(&waker));
+        assert!(matches!(done, Poll::Ready(Err(Error::NoSpace))));
+        // one that was done before anybody asked
+        let mut ready = Ticket::ready(Ok(()));
+        assert!(matches!(Pin::new(&mut ready).poll(&mut Context::from_waker(&waker)), Poll::Ready(Ok(()))));
+        // polled, and then waited for by a thread
+        let (mut ticket, pending) = Ticket::pending();
+        assert!(Pin::new(&mut ticket).poll(&mut Context::from_waker(&waker)).is_pending());
+        pending.finish(Ok(()));
+        assert!(ticket.wait().is_ok());
     }
 }

@@ -22,7 +22,7 @@ const READ: u32 = 4;
 const WRITE: u32 = 2;
 const SEARCH: u32 = 1;
 
-/// How to open a path.
+/// How to open a path. A literal ends in `..OpenHow::default()`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OpenHow {
     /// O_RDONLY or O_RDWR.
@@ -39,6 +39,9 @@ pub struct OpenHow {
     pub no_follow: bool,
     /// Permissions of a new file, umask already applied.
     pub mode: u32,
+    /// Not for you to name: a literal ends in `..Default::default()`, so that an option that comes breaks nobody.
+    #[doc(hidden)]
+    pub later: (),
 }
 
 impl Volume {

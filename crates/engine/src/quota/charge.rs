@@ -24,6 +24,11 @@ impl Drop for Forced {
     }
 }
 
+/// To which limits this thread is held.
+pub(crate) fn force() -> Force {
+    FORCE.get()
+}
+
 /// Charges for one inode, which are given back where they are not kept.
 #[derive(Debug)]
 #[must_use]

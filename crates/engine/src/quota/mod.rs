@@ -1,7 +1,7 @@
-//! Limits of users and of directories: what each may use of the volume, and uses (docs/quotas.md).
+//! Limits of users, groups and directories: what each may use of the volume, and uses (docs/quotas.md).
 //!
-//! Owns the counts, by owner: a user, or a *project*, the number that inodes of a directory tree carry (XFS's project quotas).
-//! Each inode is counted for its user, and for its project where it has one, with the blocks of its content. Nothing is counted
+//! Owns the counts, by owner: a user, a group, or a *project*, the number that inodes of a directory tree carry (XFS's project
+//! quotas). Each inode is counted for its user, its group, and for its project where it has one, with the blocks of its content. Nothing is counted
 //! until a volume has its first limit ([`Quotas::begin`]); then it is until the unmount.
 //!
 //! Invariant, while counting has ended and no operation is under way: what an owner uses is the sum over its inodes that are not
@@ -17,7 +17,7 @@
 //! Whether it was is asked with the inode's cell locked.
 //!
 //! Not promised: that a limit holds for what was accepted before it was set, or is charged by force: by a privileged user (limits
-//! of users only), by the kernel's write-back, for blocks of directories.
+//! of users and groups only), by the kernel's write-back, for blocks of directories.
 
 mod charge;
 mod count;
@@ -25,6 +25,7 @@ mod owners;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use charge::force;
 pub use charge::{Charge, Forced, forced};
 pub(crate) use owners::Used;
 pub use owners::{Force, Owners, Quotas};

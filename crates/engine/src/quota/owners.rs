@@ -6,6 +6,7 @@ use crate::types::*;
 use braidfs_sync::slots::PerSlot;
 use braidfs_sync::{Mutex, rank};
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{
     AtomicBool,
@@ -18,7 +19,7 @@ pub enum Force {
     /// All hold.
     #[default]
     None,
-    /// Those of users do not: somebody with CAP_SYS_RESOURCE asks (ext4's `ignore_hardlimit`).
+    /// Those of users and groups do not: somebody with CAP_SYS_RESOURCE asks (ext4's `ignore_hardlimit`).
     User,
     /// None does: it was accepted before.
     All,
@@ -29,15 +30,17 @@ pub enum Force {
 pub struct Owners {
     /// Its user.
     pub uid: u32,
+    /// Its group.
+    pub gid: u32,
     /// Its project; 0: none.
     pub project: u32,
 }
 
 impl Owners {
-    /// The owners, the user first.
+    /// The owners: the user, the group, the project.
     pub(crate) fn each(self) -> impl Iterator<Item = QuotaOwner> {
         let project = (self.project > 0).then_some(QuotaOwner::Project(self.project));
-        std::iter::once(QuotaOwner::User(self.uid)).chain(project)
+        [QuotaOwner::User(self.uid), QuotaOwner::Group(self.gid)].into_iter().chain(project)
     }
 }
 
@@ -69,6 +72,12 @@ impl Usage {
         self.blocks.give(blocks);
         self.inodes.give(inodes);
     }
+
+    fn used(&self) -> Used {
+        let (blocks, most_blocks) = self.blocks.used_and_limit();
+        let (inodes, most_inodes) = self.inodes.used_and_limit();
+        Used { blocks, inodes, most_blocks, most_inodes }
+    }
 }
 
 /// Blocks and inodes that an owner uses, and may have at most by now.
@@ -94,6 +103,9 @@ pub struct Quotas {
     /// What each slot has met: it takes no lock of others, and no reference count.
     known: PerSlot<Mutex<Known, rank::QuotaKnown>>,
     all: Mutex<All, rank::QuotaOwners>,
+    /// How many owners lists were made of.
+    #[cfg(test)]
+    pub(super) listed: std::sync::atomic::AtomicU64,
 }
 
 /// All owners. A [`Usage`] takes some lines for each slot, which many owners of a volume never need.
@@ -200,17 +212,31 @@ impl Quotas {
     /// # Errors
     /// [`Error::Quota`] of the owner that may not have so much.
     pub(super) fn take(&self, of: Owners, blocks: u64, inodes: u64, force: Force) -> Result<()> {
-        let all_forced = force == Force::All;
-        let user_forced = all_forced || force == Force::User || of.uid == 0;
-        if !self.with(QuotaOwner::User(of.uid), |u| u.take(blocks, inodes, user_forced)) {
-            return Err(Error::Quota(QuotaOwner::User(of.uid)));
-        }
-        let project = QuotaOwner::Project(of.project);
-        if of.project > 0 && !self.with(project, |u| u.take(blocks, inodes, all_forced)) {
-            self.with(QuotaOwner::User(of.uid), |u| u.give(blocks, inodes));
-            return Err(Error::Quota(project));
+        for (before, owner) in of.each().enumerate() {
+            if let Err(e) = self.take_of(owner, blocks, inodes, force) {
+                of.each().take(before).for_each(|owner| self.give_of(owner, blocks, inodes));
+                return Err(e);
+            }
         }
         Ok(())
+    }
+
+    /// Charges one owner.
+    ///
+    /// # Errors
+    /// [`Error::Quota`].
+    pub(crate) fn take_of(&self, owner: QuotaOwner, blocks: u64, inodes: u64, force: Force) -> Result<()> {
+        let forced = match owner {
+            QuotaOwner::User(n) | QuotaOwner::Group(n) => force != Force::None || n == 0,
+            QuotaOwner::Project(_) => force == Force::All,
+        };
+        let taken = self.with(owner, |u| u.take(blocks, inodes, forced));
+        if taken { Ok(()) } else { Err(Error::Quota(owner)) }
+    }
+
+    /// One owner uses so much less.
+    pub(crate) fn give_of(&self, owner: QuotaOwner, blocks: u64, inodes: u64) {
+        self.with(owner, |u| u.give(blocks, inodes));
     }
 
     /// Charges whatever the limits are.
@@ -225,7 +251,7 @@ impl Quotas {
     /// So much is in use no longer.
     pub fn give(&self, of: Owners, blocks: u64, inodes: u64) {
         if blocks > 0 || inodes > 0 {
-            of.each().for_each(|owner| self.with(owner, |u| u.give(blocks, inodes)));
+            of.each().for_each(|owner| self.give_of(owner, blocks, inodes));
         }
     }
 
@@ -236,22 +262,24 @@ impl Quotas {
         usage.inodes.set_limit(inodes);
     }
 
-    /// What an owner uses. Exact while nobody charges.
+    /// What an owner uses. Exact while nobody charges. Nothing that threads of other owners write is looked at where this
+    /// slot has met the owner.
     pub(crate) fn used(&self, owner: QuotaOwner) -> Used {
+        if let Some(usage) = self.known.mine().lock().get(&owner) {
+            return usage.used();
+        }
         let all = self.all.lock();
         let Some(usage) = all.active.get(&owner).cloned() else {
             let (blocks, inodes) = all.at_rest.get(&owner).copied().unwrap_or_default();
             return Used { blocks, inodes, ..Used::default() };
         };
         drop(all);
-        let (blocks, most_blocks) = usage.blocks.used_and_limit();
-        let (inodes, most_inodes) = usage.inodes.used_and_limit();
-        Used { blocks, inodes, most_blocks, most_inodes }
+        usage.used()
     }
 
-    /// Whether an owner has a limit of space; never root as a user.
+    /// Whether an owner has a limit of space; never root as a user or group.
     pub(crate) fn limits_space(&self, owner: QuotaOwner) -> bool {
-        if owner == QuotaOwner::User(0) {
+        if matches!(owner, QuotaOwner::User(0) | QuotaOwner::Group(0)) {
             return false;
         }
         let mut known = self.known.mine().lock();
@@ -266,7 +294,27 @@ impl Quotas {
     /// All owners that were ever charged, or have limits.
     pub(crate) fn owners(&self) -> Vec<QuotaOwner> {
         let all = self.all.lock();
-        all.active.keys().chain(all.at_rest.keys()).copied().collect()
+        let owners: Vec<_> = all.active.keys().chain(all.at_rest.keys()).copied().collect();
+        #[cfg(test)]
+        self.listed.fetch_add(owners.len() as u64, Relaxed);
+        owners
+    }
+
+    /// The first of [`Self::owners`] behind one, in their order; `None`: the first of all.
+    pub(crate) fn owner_after(&self, after: Option<QuotaOwner>) -> Option<QuotaOwner> {
+        let all = self.all.lock();
+        let behind = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        let next = [all.active.range(behind).next().map(|e| e.0), all.at_rest.range(behind).next().map(|e| e.0)];
+        #[cfg(test)]
+        self.listed.fetch_add(next.iter().flatten().count() as u64, Relaxed);
+        next.into_iter().flatten().min().copied()
+    }
+
+    /// Runs `f` while nobody else can look at what all slots have in common.
+    #[cfg(test)]
+    pub(super) fn with_all_locked<R>(&self, f: impl FnOnce() -> R) -> R {
+        let _all = self.all.lock();
+        f()
     }
 
     #[cfg(test)]

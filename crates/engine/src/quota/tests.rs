@@ -3,8 +3,8 @@ use crate::error::Error;
 use crate::types::InodeNo;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-const ALICE: Owners = Owners { uid: 1000, project: 0 };
-const OURS: Owners = Owners { uid: 1001, project: 7 };
+const ALICE: Owners = Owners { uid: 1000, gid: 100, project: 0 };
+const OURS: Owners = Owners { uid: 1001, gid: 100, project: 7 };
 
 fn quotas() -> Quotas {
     let q = Quotas::default();
@@ -100,7 +100,8 @@ fn the_privileged_exceed_limits_of_users() {
     let refused = q.take(ALICE, 2, 0, Force::None);
     assert!(matches!(refused, Err(Error::Quota(QuotaOwner::User(1000)))));
     assert!(
-        q.take(ALICE, 2, 0, Force::User).is_ok() && q.take(Owners { uid: 0, project: 0 }, 9, 9, Force::None).is_ok()
+        q.take(ALICE, 2, 0, Force::User).is_ok()
+            && q.take(Owners { uid: 0, gid: 0, project: 0 }, 9, 9, Force::None).is_ok()
     );
     {
         let _privileged = forced(Force::User);
@@ -153,9 +154,9 @@ fn limits_change_while_they_are_exceeded() {
 fn owners_that_do_nothing_are_at_rest() {
     let q = Quotas::default();
     q.begin();
-    let of = |n: u64| Owners { uid: 1000 + n as u32 / 2, project: 0 };
+    let of = |n: u64| Owners { uid: 1000 + n as u32 / 2, gid: 100, project: 0 };
     (0..20_000).for_each(|n| q.count(InodeNo(n), of(n), || n % 2 * 7));
-    assert_eq!((q.owners().len(), q.active()), (10_000, 0));
+    assert_eq!((q.owners().len(), q.active()), (10_001, 0), "and the group");
     assert!((0..20_000).all(|n| !q.limits_space(QuotaOwner::User(of(n).uid))));
     assert_eq!((used(&q, QuotaOwner::User(1000)), q.active()), ((7, 2), 0));
     // counting goes on beside what they do
@@ -168,5 +169,78 @@ fn owners_that_do_nothing_are_at_rest() {
     assert_eq!(used(&q, QuotaOwner::User(1000)), (10, 4));
     assert_eq!(used(&q, QuotaOwner::User(1001)), (10, 2));
     assert_eq!(used(&q, QuotaOwner::User(1002)), (0, 1));
-    assert_eq!((q.owners().len(), q.active()), (10_000, 3));
+    assert_eq!((q.owners().len(), q.active()), (10_001, 4));
+}
+
+/// All owners are met one behind the other, each once, with a look at two of them at most for each.
+#[test]
+fn owners_are_listed_in_linear_time() {
+    const OWNERS: u64 = 100_000;
+    let q = Quotas::default();
+    q.begin();
+    (0..OWNERS).for_each(|n| q.count(InodeNo(n), Owners { uid: n as u32 * 7, gid: 100, project: 0 }, || 1));
+    q.end_counting();
+    // some have counts of their own, of which the list goes on in between
+    (0..OWNERS).step_by(1000).for_each(|n| q.force(Owners { uid: n as u32 * 7, gid: 100, project: n as u32 }, 1, 1));
+    let mut all = q.owners();
+    all.sort_unstable();
+    q.listed.store(0, SeqCst);
+    let mut met = Vec::new();
+    while let Some(owner) = q.owner_after(met.last().copied()) {
+        met.push(owner);
+        let listed = q.listed.load(SeqCst);
+        assert!(listed <= 2 * met.len() as u64, "{listed} for {}", met.len());
+    }
+    assert_eq!(met, all);
+    assert_eq!(met.len() as u64, OWNERS + 1 + OWNERS / 1000 - 1);
+}
+
+/// A thread that has met an owner looks at what is left of its limit without the lock of all owners.
+#[test]
+fn what_a_slot_knows_is_asked_without_the_common_lock() {
+    use std::sync::mpsc::channel;
+    let q = quotas();
+    let owner = QuotaOwner::User(1000);
+    q.set_limits(owner, Some(100), None);
+    let ((go, begin), (answer, told)) = (channel(), channel());
+    std::thread::scope(|s| {
+        let q = &q;
+        s.spawn(move || {
+            // as a `write` does
+            let met = q.take(ALICE, 1, 0, Force::None).is_ok() && q.limits_space(owner);
+            answer.send((met, q.used(owner).blocks)).unwrap();
+            begin.recv().unwrap();
+            let taken = q.take(ALICE, 7, 1, Force::None).is_ok() && q.limits_space(owner);
+            answer.send((taken, q.used(owner).blocks)).unwrap();
+        });
+        assert_eq!(told.recv().unwrap(), (true, 1));
+        let answered = q.with_all_locked(|| {
+            go.send(()).unwrap();
+            told.recv_timeout(std::time::Duration::from_secs(20))
+        });
+        assert_eq!(answered, Ok((true, 8)));
+    });
+}
+
+/// Where one of the owners may have no more, none is charged; a group is held as a user is, and root's is not.
+#[test]
+fn a_group_is_charged_with_the_others_or_nobody_is() {
+    let q = quotas();
+    let (user, group, project) = (QuotaOwner::User(1001), QuotaOwner::Group(100), QuotaOwner::Project(7));
+    q.set_limits(group, Some(10), Some(2));
+    q.set_limits(project, Some(5), None);
+    assert!(q.take(OURS, 5, 1, Force::None).is_ok());
+    let refused = |of: Owners, blocks, inodes| match q.take(of, blocks, inodes, Force::None) {
+        Err(Error::Quota(owner)) => owner,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(refused(OURS, 1, 0), project);
+    assert_eq!(refused(ALICE, 6, 0), group);
+    assert_eq!(refused(ALICE, 0, 2), group);
+    assert_eq!((used(&q, user), used(&q, group), used(&q, project)), ((5, 1), (5, 1), (5, 1)));
+    assert_eq!(used(&q, QuotaOwner::User(1000)), (0, 0));
+    assert!(q.take(ALICE, 6, 2, Force::User).is_ok());
+    q.set_limits(QuotaOwner::Group(0), Some(1), Some(1));
+    assert!(q.take(Owners { gid: 0, ..ALICE }, 9, 9, Force::None).is_ok());
+    assert!(q.limits_space(group) && !q.limits_space(QuotaOwner::Group(0)));
 }

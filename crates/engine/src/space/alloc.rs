@@ -115,9 +115,10 @@ impl Space {
         None
     }
 
-    /// Gives back blocks that were allocated but are in no record: the operation failed. They are free at once and no
-    /// longer reserved. Blocks of the committed view are left alone.
-    pub fn unalloc(&self, run: Run) {
+    /// Gives back blocks that were allocated but are in no record. They are free at once and no longer reserved. Blocks of
+    /// the committed view are left alone. For tests.
+    #[cfg(test)]
+    pub(crate) fn unalloc(&self, run: Run) {
         let (mut at, end) = (run.addr.0, run.addr.0 + u64::from(run.len));
         while at < end {
             let Ok((group, index, block)) = self.locate(BlockAddr(at)) else {

@@ -18,6 +18,7 @@ use std::sync::atomic::Ordering;
 
 /// Space that came, or went, with a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DeviceChange {
     /// Number of the device.
     pub device: u16,

@@ -23,6 +23,7 @@ const DEPTH: usize = 4096;
 
 /// What is still on a device that is drained.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Drained {
     /// Number of the device.
     pub device: u16,
@@ -49,6 +50,7 @@ impl Drained {
 
 /// A directory with inodes that keep a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct HeldDirectory {
     /// From the root of the volume on; empty where it has none (files that are removed and open).
     pub path: Vec<u8>,

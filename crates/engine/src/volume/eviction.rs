@@ -21,6 +21,7 @@ impl Volume {
             all.data += d.memory.pages() * 4096;
             all.dirty += d.memory.dirty() * 4096;
             all.index += d.memory.index_bytes();
+            all.pinned += d.memory.pinned() * 4096;
             all.hits += hits;
             all.misses += misses;
         }
@@ -48,7 +49,8 @@ impl MountedVolume {
             return;
         }
         self.shared.looks.saw(self.dirty_pages());
-        let bytes: u64 = self.domains.iter().map(|d| d.memory.pages() * 4096 + d.memory.index_bytes()).sum();
+        let bytes: u64 =
+            self.domains.iter().map(|d| (d.memory.pages() + d.memory.pinned()) * 4096 + d.memory.index_bytes()).sum();
         if bytes > self.cache_budget()
             && let Some(_one) = self.evicting.try_lock()
         {

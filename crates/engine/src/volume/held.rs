@@ -127,15 +127,28 @@ impl Volume {
         self.mounted().held.shard(ino).lock().counts.contains_key(&ino.0)
     }
 
+    /// How often the inode is counted, of whatever generation; 0 where it is not held.
+    pub fn held_times(&self, ino: InodeNo) -> u64 {
+        self.mounted().held.shard(ino).lock().counts.get(&ino.0).map_or(0, |c| c.times().into())
+    }
+
+    /// All inodes of any kind that are held, among those that are `wanted`. Those that come or go meanwhile may be missing.
+    pub fn held_inodes(&self, wanted: impl Fn(InodeNo) -> bool) -> Vec<InodeRef> {
+        self.held_where(|ino, _| wanted(ino))
+    }
+
     /// All regular files that are held, among those that are `wanted`. Those that come or go
     /// meanwhile may be missing.
     pub fn held_files(&self, wanted: impl Fn(InodeNo) -> bool) -> Vec<InodeRef> {
+        self.held_where(|ino, c| c.is_file() && wanted(ino))
+    }
+
+    fn held_where(&self, wanted: impl Fn(InodeNo, &Count) -> bool) -> Vec<InodeRef> {
         let mut found = Vec::new();
         for shard in &self.mounted().held.shards {
             let shard = shard.lock();
-            let files = shard.counts.iter().filter(|(_, c)| c.is_file());
-            let files = files.map(|(ino, c)| InodeRef { ino: InodeNo(*ino), generation: c.generation });
-            found.extend(files.filter(|f| wanted(f.ino)));
+            let those = shard.counts.iter().filter(|(ino, c)| wanted(InodeNo(**ino), c));
+            found.extend(those.map(|(ino, c)| InodeRef { ino: InodeNo(*ino), generation: c.generation }));
         }
         found
     }

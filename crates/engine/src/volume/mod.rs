@@ -47,15 +47,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 pub use crate::fsync::ticket::Ticket;
-pub use crate::types::{CacheUse, DomainInfo};
 pub(crate) use mounted::MountedVolume;
 pub use open_file::OpenFile;
-use open_file::VolumeRef;
+pub(crate) use open_file::VolumeRef;
 
 /// A mounted volume. All operations take `&self` and may run on any number of threads.
 ///
-/// Inode-level operations do no permission checks (a kernel front end with `default_permissions` has done
-/// them); [`crate::names::path`] has the path-level operations that check a [`Cred`].
+/// Inode-level operations do no permission checks (a kernel front end with `default_permissions` has done them); those by
+/// path, [`Volume::open_path`] and its like, check a [`Cred`].
 ///
 /// ```
 /// use braidfs::{Cred, MkfsOptions, MountOptions, Volume, device::MemDevice, OpenHow};

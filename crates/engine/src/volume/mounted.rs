@@ -43,8 +43,12 @@ pub(crate) struct MountedVolume {
     pub bat: Mutex<Bat, rank::GroupTable>,
     /// Held by who makes, changes or removes a tenant.
     pub tenants: Mutex<(), rank::Tenants>,
+    /// Held by who gives a directory limits or takes them away, until all below it says so.
+    pub quota_trees: Mutex<(), rank::QuotaTrees>,
     /// Limits of users and directories, as the root directory has them.
     pub quotas: Mutex<Limits, rank::QuotaLimits>,
+    /// They say of soft limits what the root directory could not be told yet.
+    pub quotas_unwritten: AtomicBool,
     /// Renames between two directories, one at a time. Outermost lock rank (docs/locking.md).
     pub rename: Mutex<(), rank::Rename>,
     /// The latest move of a directory to another parent: its domain and transaction. Lock rank: leaf.

@@ -1,12 +1,15 @@
-//! Limits of users and of directories: setting them, keeping them, and counting what there is (docs/quotas.md).
+//! Limits of users, groups and directories: setting them, keeping them, and counting what there is (docs/quotas.md).
 //!
-//! The limits stand in an internal attribute of the root directory, which one transaction changes. What is used is counted at
+//! The limits stand in internal attributes of the root directory, which one transaction changes. What is used is counted at
 //! a mount, and when a volume gets its first limit ([`crate::quota`]).
+
+mod look;
 
 use super::tenants::GRACE;
 use super::{MountedVolume, Volume};
 use crate::cell::Cell;
 use crate::cell::record::XATTR_BYTES_MAX;
+use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::quota::{Limits, Used};
 use crate::types::*;
@@ -20,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Bytes of the attribute at most: some are left for what users set.
+/// Bytes of the attributes at most: some are left for what users set.
 const RECORD_MAX: usize = XATTR_BYTES_MAX - 4096;
 /// The highest limit of inodes: more than a volume can have.
 const LIMIT_MAX: u64 = 1 << 56;
@@ -51,7 +54,7 @@ impl Default for QuotaLimits {
 /// Limits of an owner, and what it uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quota {
-    /// A user or a project.
+    /// A user, a group or a project.
     pub owner: QuotaOwner,
     /// Of a project that has limits: its directory.
     pub directory: Option<InodeNo>,
@@ -72,6 +75,7 @@ pub struct Quota {
 fn owner_of(e: &QuotaEntry) -> QuotaOwner {
     match e.kind {
         quota::USER => QuotaOwner::User(e.id.get()),
+        quota::GROUP => QuotaOwner::Group(e.id.get()),
         _ => QuotaOwner::Project(e.id.get()),
     }
 }
@@ -148,7 +152,7 @@ fn checked(l: &QuotaLimits) -> Result<()> {
 }
 
 impl Volume {
-    /// Has a user, or a directory that has limits, keep to what `change` makes of its limits; durable when this returns. Who
+    /// Has a user, a group, or a directory that has limits, keep to what `change` makes of its limits; durable when this returns. Who
     /// uses more already gets nothing more until it uses less. The volume's first limit counts all inodes that there are,
     /// which takes a moment.
     ///
@@ -162,6 +166,8 @@ impl Volume {
         let mut entry = match (all.get(&owner), owner) {
             (Some(e), _) => *e,
             (None, QuotaOwner::User(0)) => return Err(Error::Invalid("limits of users do not apply to root")),
+            (None, QuotaOwner::Group(0)) => return Err(Error::Invalid("limits of groups do not apply to root's")),
+            (None, QuotaOwner::Group(n)) => QuotaEntry { kind: quota::GROUP, id: n.into(), ..Default::default() },
             (None, QuotaOwner::User(n)) => QuotaEntry { kind: quota::USER, id: n.into(), ..Default::default() },
             (None, QuotaOwner::Project(_)) => return Err(Error::NotFound),
         };
@@ -190,51 +196,48 @@ impl Volume {
         if dir == InodeNo::ROOT {
             return Err(Error::Invalid("the root of a volume has no limits of its own: make the volume smaller"));
         }
-        let known = self.quota_of_directory(dir);
-        let owner = match known {
-            Some(owner) => owner,
-            None => {
-                let _one = i.tenants.lock();
-                if self.quota_of_directory(dir).is_some() {
-                    // somebody else was first
-                    drop(_one);
-                    return self.quota_directory(dir, change);
-                }
-                if self.read_only() {
-                    return Err(Error::ReadOnly);
-                }
-                // numbers of inodes that lost their directory are not used again while there are such inodes
-                i.count_for_quotas()?;
-                let mut all = i.quotas_of_those_there()?;
-                let used = |n: &u32| {
-                    let owner = QuotaOwner::Project(*n);
-                    all.contains_key(&owner) || i.shared.quotas.used(owner).inodes > 0
-                };
-                let n = (1..=PROJECT_MAX).find(|n| !used(n)).ok_or(Error::NoSpace)?;
-                let mut limits = QuotaLimits::default();
-                change(&mut limits);
-                checked(&limits)?;
-                let mut entry = QuotaEntry {
-                    kind: quota::PROJECT,
-                    id: n.into(),
-                    root: c.ino.0.into(),
-                    root_generation: c.generation.into(),
-                    ..Default::default()
-                };
-                set(&mut entry, &limits);
-                all.insert(QuotaOwner::Project(n), entry);
-                // a crash brings back no inode of who had the number before
-                i.commit_all()?;
-                i.keep_quotas(all)?;
-                drop(_one);
-                self.assign(&c, n, None)?;
-                return self.quota(QuotaOwner::Project(n));
-            }
+        // one at a time: who takes limits away, or gives them to a directory below, leaves no number that means nothing
+        let _trees = i.quota_trees.lock();
+        let owner = match self.quota_of_directory(dir) {
+            Some(owner) => self.quota_change(owner, change)?.owner,
+            None => self.new_project(&c, change)?,
         };
         let QuotaOwner::Project(n) = owner else { return Err(Error::NotFound) };
-        self.quota_change(owner, change)?;
         self.assign(&c, n, None)?;
         self.quota(owner)
+    }
+
+    /// Limits for a directory that has none.
+    fn new_project(&self, c: &Cell, change: impl FnOnce(&mut QuotaLimits)) -> Result<QuotaOwner> {
+        let i = self.mounted();
+        let _one = i.tenants.lock();
+        if self.read_only() {
+            return Err(Error::ReadOnly);
+        }
+        // numbers of inodes that lost their directory are not used again while there are such inodes
+        i.count_for_quotas()?;
+        let mut all = i.quotas_of_those_there()?;
+        let used = |n: &u32| {
+            let owner = QuotaOwner::Project(*n);
+            all.contains_key(&owner) || i.shared.quotas.used(owner).inodes > 0
+        };
+        let n = (1..=PROJECT_MAX).find(|n| !used(n)).ok_or(Error::NoSpace)?;
+        let mut limits = QuotaLimits::default();
+        change(&mut limits);
+        checked(&limits)?;
+        let mut entry = QuotaEntry {
+            kind: quota::PROJECT,
+            id: n.into(),
+            root: c.ino.0.into(),
+            root_generation: c.generation.into(),
+            ..Default::default()
+        };
+        set(&mut entry, &limits);
+        all.insert(QuotaOwner::Project(n), entry);
+        // a crash brings back no inode of who had the number before
+        i.commit_all()?;
+        i.keep_quotas(all)?;
+        Ok(QuotaOwner::Project(n))
     }
 
     /// The project of a directory with limits of its own.
@@ -252,6 +255,8 @@ impl Volume {
     /// [`Error::NotFound`] where it has none; [`Error::ReadOnly`]; of the device.
     pub fn quota_remove(&self, owner: QuotaOwner) -> Result<()> {
         let i = self.mounted();
+        // nobody gives what lies below the number again meanwhile
+        let _trees = matches!(owner, QuotaOwner::Project(_)).then(|| i.quota_trees.lock());
         let entry = *i.quotas.lock().get(&owner).ok_or(Error::NotFound)?;
         if self.read_only() {
             return Err(Error::ReadOnly);
@@ -266,79 +271,6 @@ impl Volume {
         let mut all = i.quotas.lock().clone();
         all.remove(&owner).ok_or(Error::NotFound)?;
         i.keep_quotas(all)
-    }
-
-    /// Limits of an owner, and what it uses. Of a volume without any limit nothing is counted.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`] where it has no limits and nothing was counted for it.
-    pub fn quota(&self, owner: QuotaOwner) -> Result<Quota> {
-        let i = self.mounted();
-        let entry = i.quotas.lock().get(&owner).copied();
-        let used = i.shared.quotas.used(owner);
-        if entry.is_none() && (used.blocks, used.inodes) == (0, 0) {
-            return Err(Error::NotFound);
-        }
-        let e = entry.unwrap_or_default();
-        let over = |since: u64| is_over(since, e.grace.get(), i.quota_clock());
-        Ok(Quota {
-            owner,
-            directory: some(e.root.get()).map(InodeNo),
-            limits: entry.map_or_else(QuotaLimits::default, |e| limits_of(&e)),
-            used: bytes(used.blocks),
-            inodes: used.inodes,
-            space_exceeded_since: some(e.blocks_since.get()),
-            inodes_exceeded_since: some(e.inodes_since.get()),
-            grace_is_over: over(e.blocks_since.get()) || over(e.inodes_since.get()),
-        })
-    }
-
-    /// All owners that have limits or, once there is one that has, use anything; users first, by their numbers.
-    pub fn quotas(&self) -> Vec<Quota> {
-        let i = self.mounted();
-        let mut owners = i.shared.quotas.owners();
-        owners.extend(i.quotas.lock().keys());
-        owners.sort_unstable();
-        owners.dedup();
-        owners.into_iter().filter_map(|owner| self.quota(owner).ok()).collect()
-    }
-
-    /// Whether any limits of users or directories may hold.
-    #[inline]
-    pub fn any_quotas(&self) -> bool {
-        self.mounted().shared.quotas.is_on()
-    }
-
-    /// Whether the user or the project of an inode has a limit of space.
-    pub fn has_limited_owner(&self, ino: InodeNo) -> bool {
-        !self.limited_owners(ino).is_empty()
-    }
-
-    /// Owners of an inode that have a limit of space, a user first. Root has none.
-    pub fn limited_owners(&self, ino: InodeNo) -> Vec<QuotaOwner> {
-        let i = self.mounted();
-        if !i.shared.quotas.is_on() {
-            return Vec::new();
-        }
-        let Ok(c) = i.see(ino) else { return Vec::new() };
-        let owners = c.state.read().owners();
-        owners.each().filter(|owner| i.shared.quotas.limits_space(*owner)).collect()
-    }
-
-    /// Blocks that an owner may still have; `None`: it has no limit.
-    pub fn quota_left(&self, owner: QuotaOwner) -> Option<u64> {
-        let used = self.mounted().shared.quotas.used(owner);
-        used.most_blocks.map(|most| most.saturating_sub(used.blocks))
-    }
-
-    /// Blocks of content that writing a range of a file would add.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`].
-    pub fn new_blocks(&self, ino: InodeNo, offset: u64, len: u64) -> Result<u64> {
-        let c = self.mounted().cell(ino)?;
-        let n = c.state.read().new_blocks(offset, len);
-        Ok(n)
     }
 
     /// Looks whether owners use more than their soft limits, as the background does every second.
@@ -462,38 +394,57 @@ impl MountedVolume {
 
     /// Writes the limits down, durably, and has them hold. Under the lock of tenants.
     fn keep_quotas(&self, all: Limits) -> Result<()> {
+        self.write_quotas(&all)?;
+        self.hold_all_to(all);
+        Ok(())
+    }
+
+    /// Writes the limits down, durably.
+    fn write_quotas(&self, all: &Limits) -> Result<()> {
         if self.shared.read_only.load(Ordering::Relaxed) {
             return Err(Error::ReadOnly);
         }
         let entries: Vec<QuotaEntry> = all.values().copied().collect();
-        let value = quota::encode(&entries);
-        if value.len() > RECORD_MAX {
+        let values = quota::RECORDS.map(|name| (name, quota::encode(name, &entries)));
+        let bytes: usize = values.iter().filter(|(_, v)| !v.is_empty()).map(|(n, v)| n.len() + v.len() + 5).sum();
+        if bytes > RECORD_MAX {
             return Err(Error::NoSpace);
         }
         let root = self.cell(InodeNo::ROOT)?;
         {
-            let mut op = Op::begin(self, &[root.domain], 2 + (value.len() / 4096) as u64 + 16, true)?;
+            let mut op = Op::begin(self, &[root.domain], 2 + (bytes / 4096) as u64 + 16, true)?;
             let mut st = root.state.write();
-            let is = |name: &[u8]| name == quota::XATTR;
+            let is = |name: &[u8]| quota::RECORDS.contains(&name);
             let others: usize = st.xattrs.iter().filter(|(n, _)| !is(n)).map(|(n, v)| n.len() + v.len() + 5).sum();
-            if others + quota::XATTR.len() + value.len() + 5 > XATTR_BYTES_MAX {
+            if others + bytes > XATTR_BYTES_MAX {
                 return Err(Error::NoSpace);
             }
             op.touch(&root, &mut st)?;
-            op.credit(root.domain, ((others + value.len()) / 3900 + 1) as u64);
+            op.credit(root.domain, ((others + bytes) / 3900 + 1) as u64);
             st.xattrs.retain(|(n, _)| !is(n));
-            if !value.is_empty() {
-                st.xattrs.push((quota::XATTR.into(), value.into()));
+            for (name, value) in values.into_iter().filter(|(_, v)| !v.is_empty()) {
+                st.xattrs.push((name.into(), value.into()));
             }
             st.durability.operation_changes_data();
         }
         self.dom(root.domain).commit()?;
+        self.quotas_unwritten.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Has these limits hold, and no others. Under the lock of tenants.
+    fn hold_all_to(&self, all: Limits) {
         let before = std::mem::replace(&mut *self.quotas.lock(), all.clone());
         for owner in before.keys().filter(|owner| !all.contains_key(owner)) {
             self.shared.quotas.set_limits(*owner, None, None);
         }
         all.values().for_each(|e| self.hold_to(e));
-        Ok(())
+    }
+
+    /// Whether the limits can be written now, as far as can be told before.
+    fn quotas_can_be_written(&self) -> bool {
+        let works = |d: &Arc<Domain>| d.failed().is_none();
+        !self.shared.read_only.load(Ordering::Relaxed) && self.domain_of(InodeNo::ROOT).is_some_and(works)
     }
 
     /// Has an owner keep to its limits.
@@ -507,7 +458,8 @@ impl MountedVolume {
         }
     }
 
-    /// Notes who uses more than soft limits, and holds those to them whose grace is over.
+    /// Notes who uses more than soft limits, and holds those to them whose grace is over. Where that cannot be written down it
+    /// holds until the unmount, and is written when it can be.
     pub(super) fn look_at_quotas(&self) {
         let soft = |e: &QuotaEntry| e.soft_blocks.get() > 0 || e.soft_inodes.get() > 0;
         if !self.shared.quotas.is_on() || !self.quotas.lock().values().any(soft) {
@@ -523,12 +475,18 @@ impl MountedVolume {
                 tracing::info!(?owner, blocks = e.blocks_since.get(), inodes = e.inodes_since.get(), "soft limits");
             }
         }
-        if !news {
-            all.values().for_each(|e| self.hold_to(e));
-        } else if let Err(e) = self.keep_quotas(all) {
-            // the next look tries again
-            tracing::warn!("soft limits of users and directories: {e}");
+        if news || self.quotas_unwritten.load(Ordering::Relaxed) {
+            match self.quotas_can_be_written().then(|| self.write_quotas(&all)) {
+                Some(Ok(())) => {}
+                Some(Err(e)) if !self.quotas_unwritten.swap(true, Ordering::Relaxed) => {
+                    tracing::warn!(
+                        "since when soft limits of users and directories are exceeded is not written down: {e}"
+                    );
+                }
+                _ => self.quotas_unwritten.store(true, Ordering::Relaxed),
+            }
         }
+        self.hold_all_to(all);
     }
 
     /// Counts what every user and project uses, unless it is counted. Under the lock of tenants.
@@ -608,18 +566,17 @@ impl MountedVolume {
     /// hold.
     pub(super) fn load_quotas(&self) -> Result<()> {
         let Some(root) = self.find(InodeNo::ROOT)? else { return Ok(()) };
-        let value = {
-            let st = root.state.read();
-            st.xattrs.iter().find(|(n, _)| **n == *quota::XATTR).map(|(_, v)| v.to_vec())
-        };
-        let Some(value) = value else { return Ok(()) };
-        let entries = match quota::decode(&value) {
-            Ok(entries) => entries,
-            Err(e) => {
-                tracing::error!("limits of users and directories do not hold: {e}; run fsck.braidfs");
-                return Ok(());
+        let mut entries = Vec::new();
+        for (name, value) in root.state.read().xattrs.iter().filter(|(n, _)| quota::RECORDS.contains(&&**n)) {
+            match quota::decode(name, value) {
+                Ok(of_record) => entries.extend(of_record),
+                // the limits of another record hold
+                Err(e) => {
+                    let name = String::from_utf8_lossy(name);
+                    tracing::error!("limits in {name} do not hold: {e}; run fsck.braidfs");
+                }
             }
-        };
+        }
         if entries.is_empty() {
             return Ok(());
         }

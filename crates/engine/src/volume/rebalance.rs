@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 
 /// What has become of the volume's devices.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Rebalanced {
     /// Block groups that data was moved out of.
     pub moved: u64,

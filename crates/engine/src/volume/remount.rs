@@ -54,6 +54,7 @@ impl Volume {
             atime: Some(runtime.atime()),
             nodiratime: Some(runtime.nodiratime()),
             lazytime: Some(runtime.lazytime()),
+            ..Remount::default()
         }
     }
 

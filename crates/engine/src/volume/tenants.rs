@@ -56,6 +56,7 @@ pub struct TenantBudget {
 
 /// A tenant, and what it uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Tenant {
     /// Name of the tenant, 1 to 63 bytes.
     pub name: String,

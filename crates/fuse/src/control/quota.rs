@@ -1,4 +1,4 @@
-//! Limits of users and directories of a mounted volume: the ioctl, and the client.
+//! Limits of users, groups and directories of a mounted volume: the ioctl, and the client.
 
 use super::{ask, text_of};
 use braidfs::{Quota, QuotaLimits, QuotaOwner};
@@ -17,16 +17,16 @@ pub(crate) const QUOTA_TEXT: usize = 200;
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct QuotaArg {
-    /// [`QuotaCall`].
+    /// [`QuotaCall`]; with [`OF_GROUP`] where it is about a group.
     pub call: u32,
     /// Of the answer: 0, or why not.
     pub errno: u32,
-    /// [`USER`], [`DIRECTORY`]; of the answer [`USER`] or [`PROJECT`].
+    /// [`USER`], [`DIRECTORY`], [`PROJECT`] or [`GROUP`]; of the answer not [`DIRECTORY`].
     pub kind: u32,
-    /// Number of the user or project.
+    /// Number of the user, group or project. Of [`QuotaCall::Next`] of the owner that was told of before, with its kind.
     pub id: u32,
     /// Of [`QuotaCall::Set`]: which limits are others, bits of [`Self::limits`], [`SET_GRACE`]. Of [`QuotaCall::Next`]: how many
-    /// come before it.
+    /// were told of before; all that older servers look at.
     pub which: u32,
     /// Seconds.
     pub grace: u32,
@@ -53,6 +53,10 @@ pub(crate) const USER: u32 = 1;
 pub(crate) const DIRECTORY: u32 = 2;
 /// [`QuotaArg::kind`].
 pub(crate) const PROJECT: u32 = 3;
+/// [`QuotaArg::kind`].
+pub(crate) const GROUP: u32 = 4;
+/// [`QuotaArg::call`]: servers that know no groups take any other kind for a project, but refuse a call that they do not know.
+pub(crate) const OF_GROUP: u32 = 16;
 /// [`QuotaArg::which`], behind the bits of the limits.
 pub(crate) const SET_GRACE: u32 = 16;
 
@@ -71,6 +75,8 @@ pub(crate) enum QuotaCall {
 pub enum QuotaSubject {
     /// Of a user, by number.
     User(u32),
+    /// Of a group, by number.
+    Group(u32),
     /// Of the directory that is open.
     Directory,
     /// Of the directory whose project has this number.
@@ -100,10 +106,35 @@ impl QuotaArg {
         }
     }
 
+    /// Which [`QuotaCall`], as its number.
+    pub fn asks(&self) -> u32 {
+        self.call & !if self.kind == GROUP { OF_GROUP } else { 0 }
+    }
+
+    /// The owner behind which [`QuotaCall::Next`] asks, `None`: the first. Older clients tell only how many they know: to find
+    /// their next one takes as much work as there are owners, each time.
+    ///
+    /// # Errors
+    /// What to say to such a client.
+    pub fn after(&self) -> Result<Option<QuotaOwner>, &'static str> {
+        match (self.which, self.kind, self.id) {
+            (0, ..) => Ok(None),
+            // the first of all where it is there
+            (2.., USER, 0) => {
+                Err("the program that asks is older than the server: use the server's `braidfs quota report`")
+            }
+            (_, USER, n) => Ok(Some(QuotaOwner::User(n))),
+            (_, GROUP, n) => Ok(Some(QuotaOwner::Group(n))),
+            (_, PROJECT, n) => Ok(Some(QuotaOwner::Project(n))),
+            _ => Err("an unknown kind of owner"),
+        }
+    }
+
     /// The answer.
     pub fn tell(&mut self, q: &Quota) {
         (self.kind, self.id) = match q.owner {
             QuotaOwner::User(n) => (USER, n),
+            QuotaOwner::Group(n) => (GROUP, n),
             QuotaOwner::Project(n) => (PROJECT, n),
         };
         let l = &q.limits;
@@ -118,7 +149,11 @@ impl QuotaArg {
         let some = |n: u64| Some(n).filter(|n| *n > 0);
         let [space, soft_space, inodes, soft_inodes] = self.limits.map(some);
         Quota {
-            owner: if self.kind == USER { QuotaOwner::User(self.id) } else { QuotaOwner::Project(self.id) },
+            owner: match self.kind {
+                USER => QuotaOwner::User(self.id),
+                GROUP => QuotaOwner::Group(self.id),
+                _ => QuotaOwner::Project(self.id),
+            },
             directory: some(self.directory).map(braidfs::InodeNo),
             limits: QuotaLimits {
                 space,
@@ -140,9 +175,13 @@ fn call(dir: &File, call: QuotaCall, of: QuotaSubject, mut arg: QuotaArg) -> io:
     arg.call = call as u32;
     (arg.kind, arg.id) = match of {
         QuotaSubject::User(n) => (USER, n),
+        QuotaSubject::Group(n) => (GROUP, n),
         QuotaSubject::Directory => (DIRECTORY, 0),
         QuotaSubject::Project(n) => (PROJECT, n),
     };
+    if arg.kind == GROUP {
+        arg.call |= OF_GROUP;
+    }
     ask(dir, QUOTA, &mut arg)?;
     match arg.errno as i32 {
         0 => Ok(arg.quota()),
@@ -151,7 +190,7 @@ fn call(dir: &File, call: QuotaCall, of: QuotaSubject, mut arg: QuotaArg) -> io:
     }
 }
 
-/// Changes limits of a user of the volume that `dir` lies in, or of the directory that is open.
+/// Changes limits of a user or group of the volume that `dir` lies in, or of the directory that is open.
 ///
 /// # Errors
 /// EPERM: only root may, and the user of the server. ENOTTY: the server is too old. EROFS, ENOENT. Where the volume refuses,
@@ -184,10 +223,16 @@ pub fn quota_show(dir: &File, of: QuotaSubject) -> io::Result<Quota> {
 /// # Errors
 /// As [`quota_set`].
 pub fn quotas(dir: &File) -> io::Result<Vec<Quota>> {
-    let mut all = Vec::new();
+    let mut all: Vec<Quota> = Vec::new();
     loop {
+        let behind = match all.last().map(|q| q.owner) {
+            Some(QuotaOwner::Project(n)) => QuotaSubject::Project(n),
+            Some(QuotaOwner::User(n)) => QuotaSubject::User(n),
+            Some(QuotaOwner::Group(n)) => QuotaSubject::Group(n),
+            None => QuotaSubject::User(0),
+        };
         let arg = QuotaArg { which: all.len() as u32, ..QuotaArg::new_zeroed() };
-        match call(dir, QuotaCall::Next, QuotaSubject::User(0), arg) {
+        match call(dir, QuotaCall::Next, behind, arg) {
             Ok(q) => all.push(q),
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(all),
             Err(e) => return Err(e),
@@ -201,4 +246,22 @@ pub fn quotas(dir: &File) -> io::Result<Vec<Quota>> {
 /// As [`quota_set`].
 pub fn quota_remove(dir: &File, of: QuotaSubject) -> io::Result<()> {
     call(dir, QuotaCall::Remove, of, QuotaArg::new_zeroed()).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where a list goes on: by the owner that was last. Who only counts, as older programs do, would get the same one again
+    /// and again.
+    #[test]
+    fn a_list_goes_on_behind_an_owner() {
+        let after = |which, kind, id| QuotaArg { which, kind, id, ..QuotaArg::new_zeroed() }.after();
+        assert_eq!(after(0, USER, 0), Ok(None));
+        assert_eq!(after(1, USER, 0), Ok(Some(QuotaOwner::User(0))));
+        assert_eq!(after(7, USER, 1000), Ok(Some(QuotaOwner::User(1000))));
+        assert_eq!(after(8, GROUP, 0), Ok(Some(QuotaOwner::Group(0))));
+        assert_eq!(after(9, PROJECT, 3), Ok(Some(QuotaOwner::Project(3))));
+        assert!(after(2, USER, 0).is_err() && after(1, 77, 1).is_err());
+    }
 }

@@ -1,9 +1,12 @@
 //! Tenants of a mounted volume: the ioctl, and the client.
 
 use super::{ask, put};
+use crate::tenant_mount::TenantMount;
 use braidfs::{MemoryBudget, Rate, RateUse, Rates, SoftLimit, Tenant, TenantBudget};
 use std::fs::File;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::Duration;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
@@ -88,7 +91,12 @@ pub(crate) enum TenantCall {
     Show,
     Next,
     Remove,
+    /// On the directory [`TenantArg::text`], an absolute path where the server runs; [`TenantArg::index`]: [`MOUNT_FLAGS`].
+    Mount,
 }
+
+/// [`TenantArg::index`] of [`TenantCall::Mount`], in the order of [`TenantMount`]'s fields.
+pub(crate) const MOUNT_FLAGS: [u32; 4] = [1, 2, 4, 8];
 
 /// A tenant of a mounted volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -270,6 +278,26 @@ pub fn tenants(dir: &File) -> io::Result<Vec<TenantInfo>> {
 /// As [`tenant_set`].
 pub fn tenant_remove(dir: &File, name: &str) -> io::Result<()> {
     tenant(dir, tenant_arg(TenantCall::Remove, name)?).map(drop)
+}
+
+/// Mounts a tenant by itself, on the directory `point`: an absolute path, where the server runs; an empty one: on its own.
+///
+/// # Errors
+/// As [`tenant_set`]; EINVAL: the path has more than 639 bytes.
+pub fn tenant_mount(dir: &File, name: &str, point: &Path, how: TenantMount) -> io::Result<()> {
+    let mut arg = tenant_arg(TenantCall::Mount, name)?;
+    let flags = [how.read_only, how.nosuid, how.nodev, how.noexec];
+    arg.index = flags.iter().zip(MOUNT_FLAGS).filter(|(on, _)| **on).map(|(_, flag)| flag).sum();
+    put(&mut arg.text, point.as_os_str().as_bytes())?;
+    tenant(dir, arg).map(drop)
+}
+
+impl TenantArg {
+    /// The flags of a mount in it.
+    pub fn mount(&self) -> TenantMount {
+        let [read_only, nosuid, nodev, noexec] = MOUNT_FLAGS.map(|flag| self.index & flag != 0);
+        TenantMount { read_only, nosuid, nodev, noexec }
+    }
 }
 
 fn tenant_arg(call: TenantCall, name: &str) -> io::Result<TenantArg> {

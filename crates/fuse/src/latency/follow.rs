@@ -254,6 +254,7 @@ fn parse_cpu(stat: &str) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Write as _, stderr};
 
     const GOOD: Load = Load { requests: BUSY, large: 0, changes: 0, client: 7, same_client: true };
 
@@ -316,7 +317,7 @@ mod tests {
     #[test]
     fn moves_threads_and_gives_them_back() {
         let Some(mut f) = Follow::new() else {
-            eprintln!("SKIPPED: needs root and two CPUs");
+            _ = writeln!(stderr(), "SKIPPED: needs root and two CPUs");
             return;
         };
         let cpu = (0..CpuSet::MAX_CPU).find(|&c| f.home.is_set(c)).unwrap();

@@ -82,11 +82,12 @@ fn set(served: &Served, i: usize, idle: bool) -> bool {
 mod tests {
     use super::super::follow::policy;
     use super::*;
+    use std::io::{Write as _, stderr};
 
     #[test]
     fn a_thread_with_one_busy_client_yields_to_it_and_others_do_not() {
         let Some(mut stay) = Stay::new() else {
-            eprintln!("SKIPPED: needs root and two CPUs");
+            _ = writeln!(stderr(), "SKIPPED: needs root and two CPUs");
             return;
         };
         // Whatever else this machine does at the moment.

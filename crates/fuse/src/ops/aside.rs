@@ -6,12 +6,31 @@ use crate::fs::{BraidFs, Context};
 use crate::ops::flags::ioctl_out;
 use crate::request::{Answer, Handled, Outcome};
 use crate::session::run_aside;
+use crate::transport::Later;
 use braidfs::Volume;
 use braidfs_sync::MutexGuard;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use zerocopy::{Immutable, IntoBytes};
+
+/// The answer to an ioctl that is still to come. Where it is dropped, EIO.
+pub(super) struct IoctlReply {
+    later: Later,
+    /// Bytes that who asks has room for.
+    room: usize,
+}
+
+impl IoctlReply {
+    /// Sends it.
+    pub fn send<T: IntoBytes + Immutable>(self, said: Result<T, Errno>) {
+        let mut out = Answer::new(size_of::<T>());
+        match said.and_then(|value| ioctl_out(&mut out, self.room, &value)) {
+            Ok(()) => self.later.answer(&mut out),
+            Err(e) => self.later.done(Err(e)),
+        }
+    }
+}
 
 impl BraidFs {
     /// Has a thread `name` answer the ioctl with what `work` returns. The volume is let go before the answer goes out.
@@ -22,16 +41,20 @@ impl BraidFs {
         cx: &Context<'_>,
         work: impl FnOnce(Arc<Volume>) -> Result<T, Errno> + Send + 'static,
     ) -> Handled {
-        let (vol, later, room) = (self.vol.clone(), cx.later(), arg.out_size as usize);
-        let answer = move || {
-            let mut out = Answer::new(size_of::<T>());
-            match work(vol).and_then(|value| ioctl_out(&mut out, room, &value)) {
-                Ok(()) => later.answer(&mut out),
-                Err(e) => later.done(Err(e)),
-            }
-        };
+        self.ioctl_aside_later(name, arg, cx, |vol, reply| reply.send(work(vol)))
+    }
+
+    /// Has a thread `name` do `work`, which lets the volume go and then answers the ioctl, or has somebody else answer it.
+    pub(super) fn ioctl_aside_later(
+        &self,
+        name: &str,
+        arg: &abi::IoctlIn,
+        cx: &Context<'_>,
+        work: impl FnOnce(Arc<Volume>, IoctlReply) + Send + 'static,
+    ) -> Handled {
+        let (vol, reply) = (self.vol.clone(), IoctlReply { later: cx.later(), room: arg.out_size as usize });
         // Where there is no thread, what was to be its work is dropped, and answers EIO.
-        self.asides().extend(run_aside(name, answer).ok());
+        self.asides().extend(run_aside(name, move || work(vol, reply)).ok());
         Ok(Outcome::Deferred)
     }
 

@@ -91,6 +91,7 @@ impl BraidFs {
         if (set.size.is_some() || set.kill_suid) && self.vol.getattr(node).map_err(errno)?.flags & refuses == 0 {
             self.drop_caps(node)?;
         }
+        let _as = self.as_requester(req);
         let attr = self.vol.setattr(node, &set).map_err(errno)?;
         out.put(&attr_out(&attr, self.attr_ttl(&attr)));
         Ok(Outcome::Reply)
@@ -228,9 +229,8 @@ fn set_attr(arg: &abi::SetattrIn) -> SetAttr {
         atime: time(fattr::ATIME, fattr::ATIME_NOW, arg.atime, arg.atimensec),
         mtime: time(fattr::MTIME, fattr::MTIME_NOW, arg.mtime, arg.mtimensec),
         ctime: time(fattr::CTIME, 0, arg.ctime, arg.ctimensec),
-        flags: None,
         kill_suid: has(fattr::KILL_SUIDGID),
-        accepted: false,
+        ..SetAttr::default()
     }
 }
 
@@ -332,25 +332,9 @@ mod tests {
 
     #[test]
     fn device_numbers_survive() {
-        let t = Timestamp::default();
         let rdev = u64::from(8u32 << 8 | 0x1234 & 0xff | (0x1234 & !0xff) << 12); // major 8, minor 0x1234
-        let a = Attr {
-            ino: InodeNo(3),
-            generation: 4,
-            mode: 0o060_600,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev,
-            size: 0,
-            sectors: 0,
-            atime: t,
-            mtime: t,
-            ctime: t,
-            btime: t,
-            flags: IMMUTABLE,
-            project: 0,
-        };
+        let mut a = Attr::default();
+        (a.ino, a.generation, a.mode, a.nlink, a.rdev, a.flags) = (InodeNo(3), 4, 0o060_600, 1, rdev, IMMUTABLE);
         let entry = entry_out(&a, 1);
         assert_eq!((entry.nodeid, entry.generation, entry.attr.ino), (3 | 4 << 40, 4, 3));
         assert_eq!(entry.attr.rdev, rdev as u32);

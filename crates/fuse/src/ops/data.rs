@@ -138,6 +138,9 @@ impl BraidFs {
     pub(crate) fn release(&self, req: &Request<'_>, cx: &Context<'_>) -> Handled {
         let arg: abi::ReleaseIn = req.arg()?;
         if self.negotiated.opens() {
+            if let Some(own) = cx.channel.own() {
+                own.closed(arg.fh);
+            }
             self.handles.release(arg.fh)?;
         }
         self.show_change(req.node(), cx.channel);

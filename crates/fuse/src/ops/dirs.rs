@@ -59,7 +59,7 @@ impl BraidFs {
             !full
         });
         if let Err(e) = listing {
-            self.unlist(out.body());
+            self.unlist(None, out.body());
             return Err(errno(e));
         }
         self.listings.told(dir, told);

@@ -5,7 +5,7 @@
 //! (generic_write_sync); about names and attributes it does nothing.
 
 use crate::abi::{self, op};
-use crate::fs::{BraidFs, errno};
+use crate::fs::{BraidFs, Context, errno};
 use crate::node::WireId;
 use crate::ops::flags::sets_flags;
 use crate::request::{Handled, Outcome, Request};
@@ -38,13 +38,13 @@ impl Durable {
 impl BraidFs {
     /// Makes durable what a request has changed, where the mount or the request wants that; `handled` is how it went.
     /// Where it cannot be made durable the request fails, though the change is there.
-    pub(crate) fn sync_changes(&self, req: &Request<'_>, handled: Handled) -> Handled {
+    pub(crate) fn sync_changes(&self, req: &Request<'_>, handled: Handled, cx: &Context<'_>) -> Handled {
         if handled != Ok(Outcome::Reply) {
             return handled;
         }
         let (sync, names) = (self.durable.sync.load(Relaxed), self.durable.dirsync.load(Relaxed));
         if sync || names || req.head.opcode == op::WRITE {
-            for (ino, data_only) in changed(req, sync, sync || names)?.into_iter().flatten() {
+            for (ino, data_only) in changed(req, sync, sync || names, |id| cx.channel.node(id))?.into_iter().flatten() {
                 match self.vol.fsync(ino, data_only) {
                     // removed meanwhile
                     Ok(()) | Err(Error::NotFound) => {}
@@ -59,8 +59,8 @@ impl BraidFs {
 /// At most two inodes to sync, each with whether its data is enough.
 type ToSync = [Option<(InodeNo, bool)>; 2];
 
-/// What `req` has changed: `all` of it counts, or only `names`, or neither.
-fn changed(req: &Request<'_>, all: bool, names: bool) -> Result<ToSync, Errno> {
+/// What `req` has changed: `all` of it counts, or only `names`, or neither. `node`: what an id means on its connection.
+fn changed(req: &Request<'_>, all: bool, names: bool, node: impl Fn(WireId) -> WireId) -> Result<ToSync, Errno> {
     let one = |id: WireId| [Some((id.ino(), false)), None];
     Ok(match req.head.opcode {
         op::CREATE | op::MKNOD | op::MKDIR | op::SYMLINK | op::UNLINK | op::RMDIR | op::LINK if names => {
@@ -68,7 +68,7 @@ fn changed(req: &Request<'_>, all: bool, names: bool) -> Result<ToSync, Errno> {
         }
         op::RENAME | op::RENAME2 if names => {
             // the same start in both
-            let to = WireId(req.arg::<abi::RenameIn>()?.newdir);
+            let to = node(WireId(req.arg::<abi::RenameIn>()?.newdir));
             let also = (to != req.node()).then(|| (to.ino(), false));
             [Some((req.node().ino(), false)), also]
         }

@@ -3,11 +3,10 @@
 //! The kernel has checked the owner, and CAP_LINUX_IMMUTABLE for the flags that need it, before it asks.
 
 use super::trim::FITRIM;
-use super::volume::{FS_IOC_GETFSLABEL, FS_IOC_SETFSLABEL};
 use crate::abi;
 use crate::control::{
-    DEFRAG, DEVICE_START, DEVICE_STATUS, DEVICE_TEXT, QUOTA, REMOUNT, RESIZE, SAMPLE, SCRUB_START, SCRUB_STATUS,
-    SCRUB_TEXT, STATS, TENANT, UPGRADE,
+    DEFRAG, DEVICE_START, DEVICE_STATUS, DEVICE_TEXT, FS_IOC_GETFSLABEL, FS_IOC_SETFSLABEL, QUOTA, REMOUNT, RESIZE,
+    SAMPLE, SCRUB_START, SCRUB_STATUS, SCRUB_TEXT, STATS, TENANT, UPGRADE,
 };
 use crate::fs::{BraidFs, Context, errno};
 use crate::node::WireId;
@@ -36,6 +35,12 @@ impl BraidFs {
         let id = req.node();
         let node = self.opened_node(id, arg.fh)?;
         let now = || self.vol.getattr(node).map(|a| a.flags).map_err(errno);
+        let of_files = sets_flags(arg.cmd)
+            || matches!(arg.cmd, FS_IOC_GETFLAGS | FS_IOC32_GETFLAGS | FS_IOC_FSGETXATTR | FS_IOC_GETFSLABEL);
+        if cx.channel.own().is_some() && !of_files {
+            // who has a tenant's mount alone has no business with the volume's, nor with its own limits
+            return Err(Errno::OPNOTSUPP);
+        }
         match arg.cmd {
             FS_IOC_GETFLAGS | FS_IOC32_GETFLAGS => ioctl_out(out, room, &to_fl(now()?))?,
             FS_IOC_SETFLAGS | FS_IOC32_SETFLAGS => {
@@ -92,7 +97,7 @@ impl BraidFs {
 }
 
 /// Whether the ioctl changes flags of an inode.
-pub(super) fn sets_flags(number: u32) -> bool {
+pub(crate) fn sets_flags(number: u32) -> bool {
     matches!(number, FS_IOC_SETFLAGS | FS_IOC32_SETFLAGS | FS_IOC_FSSETXATTR)
 }
 

@@ -29,7 +29,7 @@ mod xattrs;
 pub(crate) use attrs::attr_out;
 pub use device::TellDevices;
 pub(crate) use durable::Durable;
-pub(crate) use flags::ioctl_out;
+pub(crate) use flags::{ioctl_out, sets_flags};
 pub(crate) use job::{HandedJob, Job};
 pub(crate) use syncs::Syncs;
 pub(crate) use watch::Samples;

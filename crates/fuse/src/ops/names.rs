@@ -114,15 +114,15 @@ impl BraidFs {
         Ok(Outcome::Reply)
     }
 
-    pub(crate) fn rename(&self, req: &Request<'_>) -> Handled {
+    pub(crate) fn rename(&self, req: &Request<'_>, cx: &Context<'_>) -> Handled {
         let (arg, from, to) = req.arg_and_two_names::<abi::RenameIn>()?;
-        self.rename_to(req, from, WireId(arg.newdir), to, RenameMode::Replace)
+        self.rename_to(req, from, cx.channel.node(WireId(arg.newdir)), to, RenameMode::Replace)
     }
 
-    pub(crate) fn rename2(&self, req: &Request<'_>) -> Handled {
+    pub(crate) fn rename2(&self, req: &Request<'_>, cx: &Context<'_>) -> Handled {
         let (arg, from, to) = req.arg_and_two_names::<abi::Rename2In>()?;
         let mode = rename_mode(arg.flags)?;
-        self.rename_to(req, from, WireId(arg.newdir), to, mode)
+        self.rename_to(req, from, cx.channel.node(WireId(arg.newdir)), to, mode)
     }
 
     fn rename_to(&self, req: &Request<'_>, from: &[u8], newdir: WireId, to: &[u8], mode: RenameMode) -> Handled {

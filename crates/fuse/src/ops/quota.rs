@@ -1,14 +1,13 @@
-//! Limits of users and directories of the mounted volume, see [`crate::control::quota_set`].
+//! Limits of users, groups and directories of the mounted volume, see [`crate::control::quota_set`].
 //!
 //! A call may count all inodes, walk a tree and waits for the device, so that a thread of its own does it.
 
 use crate::abi;
-use crate::control::{QUOTA_DIRECTORY, QUOTA_TEXT, QUOTA_USER, QuotaArg, QuotaCall};
+use crate::control::{QUOTA_DIRECTORY, QUOTA_GROUP, QUOTA_TEXT, QUOTA_USER, QuotaArg, QuotaCall};
 use crate::fs::{BraidFs, Context};
-use crate::ops::flags::ioctl_out;
-use crate::request::{Answer, Handled, Outcome, Request};
+use crate::ops::aside::short;
+use crate::request::{Handled, Request};
 use crate::requester;
-use crate::session::run_aside;
 use braidfs::{Error, InodeNo, Quota, QuotaOwner, Volume};
 use rustix::io::Errno;
 use zerocopy::FromBytes;
@@ -24,13 +23,12 @@ impl BraidFs {
         cx: &Context<'_>,
     ) -> Handled {
         let (mut said, _) = QuotaArg::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
-        let changes = said.call == QuotaCall::Set as u32 || said.call == QuotaCall::Remove as u32;
+        let changes = said.asks() == QuotaCall::Set as u32 || said.asks() == QuotaCall::Remove as u32;
         if changes {
             requester::of_server(req)?;
         }
-        let (vol, later, room, channel) = (self.vol.clone(), cx.later(), arg.out_size as usize, cx.channel.clone());
-        let jobs = self.jobs.clone();
-        let work = move || {
+        let (channel, jobs) = (cx.channel.clone(), self.jobs.clone());
+        self.ioctl_aside_later("fuse-quota", arg, cx, move |vol, reply| {
             match carry_out(&vol, node, &said) {
                 Ok(q) => {
                     said.errno = 0;
@@ -40,47 +38,39 @@ impl BraidFs {
                 }
                 Err(e) => {
                     said.errno = e.errno().unsigned_abs();
-                    said.text = super::aside::short::<QUOTA_TEXT>(&e.to_string());
+                    said.text = short::<QUOTA_TEXT>(&e.to_string());
                 }
             }
             drop(vol);
-            let answer = move || {
-                let mut out = Answer::new(size_of::<QuotaArg>());
-                match ioctl_out(&mut out, room, &said) {
-                    Ok(()) => later.answer(&mut out),
-                    Err(e) => later.done(Err(e)),
-                }
-            };
             if changes && said.errno == 0 {
                 // Not sent only where the mount is ending, which has the kernel write back all.
                 let _ = jobs.send(Box::new(move |fs: &BraidFs| {
                     fs.quotas_changed(&channel);
-                    answer();
+                    reply.send(Ok(said));
                 }));
             } else {
-                answer();
+                reply.send(Ok(said));
             }
-        };
-        // Where there is no thread, what was to be its work is dropped, and answers EIO.
-        self.asides().extend(run_aside("fuse-quota", work).ok());
-        Ok(Outcome::Deferred)
+        })
     }
 }
 
 fn carry_out(vol: &Volume, node: InodeNo, said: &QuotaArg) -> braidfs::Result<Option<Quota>> {
     let owner = || match said.kind {
         QUOTA_USER => Ok(QuotaOwner::User(said.id)),
+        QUOTA_GROUP => Ok(QuotaOwner::Group(said.id)),
         QUOTA_DIRECTORY => vol.quota_of_directory(node).ok_or(Error::NotFound),
         _ => Ok(QuotaOwner::Project(said.id)),
     };
-    match said.call {
+    match said.asks() {
         c if c == QuotaCall::Set as u32 && said.kind == QUOTA_DIRECTORY => {
             vol.quota_directory(node, |l| said.change(l)).map(Some)
         }
         c if c == QuotaCall::Set as u32 => vol.quota_change(owner()?, |l| said.change(l)).map(Some),
         c if c == QuotaCall::Show as u32 => vol.quota(owner()?).map(Some),
         c if c == QuotaCall::Next as u32 => {
-            vol.quotas().into_iter().nth(said.which as usize).map(Some).ok_or(Error::NotFound)
+            let after = said.after().map_err(Error::Invalid)?;
+            vol.quota_after(after).map(Some).ok_or(Error::NotFound)
         }
         c if c == QuotaCall::Remove as u32 => vol.quota_remove(owner()?).map(|()| None),
         _ => Err(Error::Invalid("an unknown call")),

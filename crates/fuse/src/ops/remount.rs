@@ -24,9 +24,14 @@ impl BraidFs {
         }
         let (asked, _) = RemountArg::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
         let (how, sync) = understand(&asked)?;
-        // Devices would be opened for writing whose descriptors pass to another process as a reader's.
-        let opens = how.read_only == Some(false) && self.vol.read_only();
-        let _none = if opens { Some(self.upgrades.none_meanwhile().ok_or(Errno::BUSY)?) } else { None };
+        // Devices would be opened for writing whose descriptors pass to another process as a reader's; a tenant would be mounted
+        // by itself to be written to.
+        let turns = how.read_only.is_some_and(|wanted| wanted != self.vol.read_only());
+        let _none = if turns { Some(self.upgrades.none_meanwhile().ok_or(Errno::BUSY)?) } else { None };
+        if how.read_only == Some(true) && !self.connections.tenants().is_empty() {
+            // what the kernel holds dirty of a tenant that is mounted by itself could not be written any more
+            return Err(Errno::BUSY);
+        }
         self.vol.remount(&how).map_err(|e| match e {
             // why is in the log
             braidfs::Error::DomainFailed { .. } => Errno::ROFS,
@@ -58,6 +63,7 @@ fn understand(arg: &RemountArg) -> Result<(Remount, Option<bool>), Errno> {
         atime: one(&ATIME_MODES, arg.atime)?,
         nodiratime: flag(arg.nodiratime)?,
         lazytime: flag(arg.lazytime)?,
+        ..Remount::default()
     };
     Ok((how, flag(arg.sync)?))
 }
@@ -91,6 +97,7 @@ mod tests {
             atime: Some(AtimeMode::Noatime),
             nodiratime: Some(false),
             lazytime: Some(true),
+            ..Remount::default()
         };
         assert_eq!(understand(&arg), Ok((how, Some(true))));
         for bad in [

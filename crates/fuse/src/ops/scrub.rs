@@ -3,7 +3,7 @@
 use super::job::{Job, Owner};
 use crate::abi;
 use crate::control::{NO_DATA, SCRUB_START, SCRUB_STATUS, ScrubStart};
-use crate::fs::BraidFs;
+use crate::fs::{BraidFs, Context};
 use crate::ops::flags::ioctl_out;
 use crate::request::{Answer, Handled, Outcome, Request};
 use braidfs::{InodeNo, Volume};
@@ -60,7 +60,7 @@ impl BraidFs {
     }
 
     /// Closes a directory; work that was started through it stops.
-    pub(crate) fn releasedir(&self, req: &Request<'_>) -> Handled {
+    pub(crate) fn releasedir(&self, req: &Request<'_>, cx: &Context<'_>) -> Handled {
         let fh = req.arg::<abi::ReleaseIn>()?.fh;
         if self.opened_jobs.load(Relaxed) {
             let mut scrub = self.scrub.lock();
@@ -73,6 +73,9 @@ impl BraidFs {
             self.opened_jobs.store(scrubs || others, Relaxed);
         }
         if self.negotiated.opens() {
+            if let Some(own) = cx.channel.own() {
+                own.closed(fh);
+            }
             self.handles.release(fh)?;
         }
         Ok(Outcome::Reply)

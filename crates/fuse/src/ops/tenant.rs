@@ -2,14 +2,20 @@
 //! groups, waits for syncs and for the device ([`super::aside`]).
 
 use crate::abi;
+use crate::connections::Connections;
 use crate::control::{KNOWS_INODES, LEAVE_SPACE, SET_INODES, SET_MEMORY, SET_RATES, SET_SOFT, TenantArg, TenantCall};
 use crate::fs::{BraidFs, Context};
 use crate::node::WireId;
 use crate::ops::aside::short;
 use crate::request::{Handled, Request};
 use crate::requester;
+use crate::tenant_mount;
 use braidfs::{Cred, DomainId, Error, InodeNo, Rates, Tenant, TenantBudget, Volume};
 use rustix::io::Errno;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+use std::sync::Arc;
 use zerocopy::FromBytes;
 
 impl BraidFs {
@@ -26,10 +32,10 @@ impl BraidFs {
         let (mut said, _) = TenantArg::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
         let gid = if uid == 0 { 0 } else { rustix::process::getegid().as_raw() };
         let cred = Cred { uid, gid, ..Cred::root() };
-        let (channel, jobs) = (cx.channel.clone(), self.jobs.clone());
+        let (channel, jobs, connections) = (cx.channel.clone(), self.jobs.clone(), self.connections.clone());
         self.ioctl_aside("fuse-tenant", arg, cx, move |vol| {
             let entry = said.text;
-            match carry_out(&vol, dir, &said, &cred) {
+            match carry_out(&vol, &connections, dir, &said, &cred) {
                 Ok(t) => tell(&mut said, t),
                 Err(e) => {
                     said.errno = e.errno().unsigned_abs();
@@ -57,7 +63,13 @@ impl BraidFs {
     }
 }
 
-fn carry_out(vol: &Volume, dir: InodeNo, said: &TenantArg, cred: &Cred) -> braidfs::Result<Option<Tenant>> {
+fn carry_out(
+    vol: &Volume,
+    connections: &Arc<Connections>,
+    dir: InodeNo,
+    said: &TenantArg,
+    cred: &Cred,
+) -> braidfs::Result<Option<Tenant>> {
     let text = |bytes: &[u8]| bytes.split(|b| *b == 0).next().unwrap_or_default().to_vec();
     let name = String::from_utf8(text(&said.name)).map_err(|_| Error::Invalid("a tenant's name is UTF-8"))?;
     let limit = |n: u64| Some(n).filter(|n| *n > 0);
@@ -105,7 +117,16 @@ fn carry_out(vol: &Volume, dir: InodeNo, said: &TenantArg, cred: &Cred) -> braid
         c if c == TenantCall::Next as u32 => {
             vol.tenants().into_iter().nth(said.index as usize).map(Some).ok_or(Error::NotFound)
         }
-        c if c == TenantCall::Remove as u32 => vol.tenant_remove(&name).map(|()| None),
+        c if c == TenantCall::Remove as u32 => {
+            if let Some((_, point)) = connections.tenants().iter().find(|(tenant, _)| *tenant == name) {
+                return Err(Error::Busy(format!("it is mounted by itself on {}: unmount it first", point.display())));
+            }
+            vol.tenant_remove(&name).map(|()| None)
+        }
+        c if c == TenantCall::Mount as u32 => {
+            let point = PathBuf::from(OsString::from_vec(text(&said.text)));
+            tenant_mount::mount(connections, &name, &point, said.mount()).map(|()| None).map_err(Error::Busy)
+        }
         _ => Err(Error::Invalid("an unknown call")),
     }
 }

@@ -311,7 +311,7 @@ fn what_the_kernel_is_told_of_counts() {
     batch(&[(&file, 4), (&dir, 1), (&link, 1), (&made, 1), (&nameless, 0)]);
     assert_eq!((s.held(), s.fs.vol.held().excess), ((5, 1), 0), "each was told once more");
     // the answer with the listing was not taken
-    s.fs.unlist(&listed);
+    s.fs.unlist(None, &listed);
     assert_eq!((s.held(), s.fs.vol.held().excess), ((1, 1), 0));
     let mut answer = Answer::new(0);
     answer.put(&s.lookup(ROOT, b"f").unwrap());
@@ -319,7 +319,7 @@ fn what_the_kernel_is_told_of_counts() {
     let (null, closed) = std::io::pipe().unwrap();
     drop(null);
     assert!(!Channel::new(closed.into()).reply(1, &mut answer));
-    s.fs.refused(op::LOOKUP, answer.body());
+    s.fs.refused(None, op::LOOKUP, answer.body());
     assert_eq!(s.held(), (1, 1), "refused");
     s.forget(&nameless, 7);
     assert_eq!((s.held(), s.fs.vol.held().excess), ((0, 0), 1), "more than was told is all");
@@ -381,14 +381,14 @@ fn answers_that_are_not_given_leave_nothing_open() {
     let (file, open) = (entry(&made), abi::OpenOut::read_from_bytes(&made[size_of::<abi::EntryOut>()..]).unwrap());
     let id = WireId(file.nodeid);
     assert!(s.fs.handles.get(open.fh).is_ok() && s.fs.handles.has_cached_writer(id.ino()));
-    s.fs.refused(op::CREATE, &made);
+    s.fs.refused(None, op::CREATE, &made);
     assert!(s.fs.handles.get(open.fh).is_err() && !s.fs.handles.has_cached_writer(id.ino()));
     assert_eq!((s.held(), s.fs.vol.is_open(id.ino())), ((0, 0), false));
     for opcode in [op::OPEN, op::OPENDIR] {
         let arg = abi::OpenIn { flags: libc::O_RDONLY as u32, open_flags: 0 };
         let opened = s.ask(opcode, ROOT, &[arg.as_bytes()]).unwrap();
         let fh = abi::OpenOut::read_from_bytes(&opened).unwrap().fh;
-        s.fs.refused(opcode, &opened);
+        s.fs.refused(None, opcode, &opened);
         assert!(s.fs.handles.get(fh).is_err(), "{}", op::name(opcode));
     }
     // the kernel takes the name for absent: it must look, also at permissions

@@ -5,16 +5,12 @@
 
 use super::flags::ioctl_out;
 use crate::abi;
+use crate::control::LABEL_BYTES;
 use crate::fs::{BraidFs, errno};
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::requester;
 use braidfs::InodeNo;
 use rustix::io::Errno;
-
-pub(super) const FS_IOC_GETFSLABEL: u32 = 0x8100_9431;
-pub(super) const FS_IOC_SETFSLABEL: u32 = 0x4100_9432;
-/// FSLABEL_MAX of linux/fs.h, the closing 0 included.
-const LABEL_BYTES: usize = 256;
 
 impl BraidFs {
     pub(super) fn get_label(&self, arg: &abi::IoctlIn, out: &mut Answer) -> Handled {

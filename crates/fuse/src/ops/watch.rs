@@ -8,9 +8,9 @@ use crate::ops::flags::ioctl_out;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::requester;
 use crate::watch::processes::Asked;
-use crate::watch::sample::{Cache, Domain, LAYOUT, Latency, Operation, Process, Rate, Sample, Tenant};
+use crate::watch::sample::{Cache, Domain, LAYOUT, Latency, Operation, Process, Quota, Rate, Sample, Tenant};
+use braidfs::DomainInfo;
 use braidfs::RateUse;
-use braidfs::volume::DomainInfo;
 use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
 use std::os::unix::fs::MetadataExt;
@@ -163,7 +163,28 @@ impl BraidFs {
             pid_namespace: pid_namespace(),
             restricted,
             tenants: if restricted { Vec::new() } else { self.vol.tenants().into_iter().map(tenant).collect() },
+            quotas: if restricted { Vec::new() } else { self.vol.limited_quotas().into_iter().map(quota).collect() },
         }
+    }
+}
+
+fn quota(q: braidfs::Quota) -> Quota {
+    use braidfs::QuotaOwner::{Group, Project, User};
+    let l = q.limits;
+    Quota {
+        user: if let User(n) = q.owner { Some(n) } else { None },
+        group: if let Group(n) = q.owner { Some(n) } else { None },
+        project: if let Project(n) = q.owner { Some(n) } else { None },
+        directory: q.directory.map(|d| d.0),
+        used: q.used,
+        space: l.space,
+        soft_space: l.soft_space,
+        inodes: q.inodes,
+        inodes_max: l.inodes,
+        soft_inodes: l.soft_inodes,
+        space_exceeded_since: q.space_exceeded_since,
+        inodes_exceeded_since: q.inodes_exceeded_since,
+        grace_is_over: q.grace_is_over,
     }
 }
 

@@ -50,6 +50,8 @@ pub struct Upgradable {
     pub arguments: Vec<OsString>,
     /// The pipe to a parent that looks after this process ([`crate::supervise`]).
     pub supervisor: Option<OwnedFd>,
+    /// Environment variables that are not for the new program.
+    pub withheld: Vec<&'static str>,
     /// Why it cannot be.
     pub refused: Option<String>,
 }
@@ -79,7 +81,7 @@ const FAILPOINT: &str = "BRAIDFS_TEST_UPGRADE";
 
 /// # Errors
 /// A test wants it.
-fn at_step(step: &str) -> Result<(), String> {
+pub(crate) fn at_step(step: &str) -> Result<(), String> {
     let Some(file) = std::env::var_os(FAILPOINT) else { return Ok(()) };
     let Ok(text) = std::fs::read_to_string(&file) else { return Ok(()) };
     let what = match text.trim().split_once(' ') {

@@ -1,6 +1,6 @@
 //! The new process: greets, looks at what it is offered, takes it, mounts, and serves when it is told to.
 
-use super::record::{OLDEST, Offer, Record, VERSION, check_version, held_of};
+use super::record::{OLDEST, Offer, Record, VERSION, check_version, held_of, tells_quota_grants};
 use super::wire::{Peer, ToNew, ToOld};
 use super::{at_step, mount_again};
 use crate::channel::Channel;
@@ -92,7 +92,7 @@ impl Heir {
         let (channel, asked) = (Arc::new(channel), Arc::new(asked));
         upgrade.devices = devices.iter().map(Arc::downgrade).collect();
         upgrade.supervisor = supervisor;
-        let Record { point, mount, front, held, asked: unique, .. } = record;
+        let Record { version, point, mount, front, held, asked: unique } = record;
         let mounted = at_step("new-given").and_then(|()| {
             mount_again(&devices, &upgrade.options, &front.options.of_volume(), &held_of(&held))
                 .map_err(|e| e.to_string())
@@ -113,6 +113,9 @@ impl Heir {
                 return Err(refuse(&peer, why));
             }
         };
+        if !tells_quota_grants(version) {
+            fresh.write_back_limited(&channel);
+        }
         let metrics = match (&cfg.metrics, metrics) {
             (Some(at), Some(fd)) => Some(Listener::of(at, fd)),
             _ => None,

@@ -10,6 +10,7 @@ use crate::abi;
 use crate::channel::Channel;
 use crate::control::UpgradeArg;
 use crate::counters::Counters;
+use crate::daemon::Handing;
 use crate::fs::{BraidFs, Context, Negotiated};
 use crate::handles::Handles;
 use crate::mount::Mount;
@@ -68,6 +69,7 @@ pub(crate) struct Prepared {
 #[derive(Debug)]
 struct New {
     child: Child,
+    program: PathBuf,
     peer: Peer,
     /// Of the record that it is given.
     version: u32,
@@ -278,6 +280,13 @@ impl BraidFs {
         if let Some(job) = self.job_under_way() {
             return why(job);
         }
+        if let Some((tenant, point)) = self.connections.tenants().first() {
+            let point = point.display();
+            return Some(format!(
+                "tenant {tenant} is mounted by itself on {point}, which only an unmount ends: unmount it, and mount it \
+                 again after the upgrade"
+            ));
+        }
         // what was added since is not among those that are handed over
         let known = self.upgrades.config.as_ref().map_or(&[][..], |c| &c.devices[..]);
         let gone = known.iter().any(|d| d.strong_count() == 0);
@@ -294,7 +303,8 @@ impl BraidFs {
 
     /// See [`Front::needs`].
     fn needs(&self) -> Option<(u32, &'static str)> {
-        needs(self.vol.read_only(), self.device_job.lock().as_ref().and_then(Job::handed).is_some())
+        let report = self.device_job.lock().as_ref().and_then(Job::handed).is_some();
+        needs(self.vol.read_only(), report, !self.quota_grants.handed().is_empty())
     }
 
     /// Long work that must end before the mount can be handed over.
@@ -324,6 +334,7 @@ impl BraidFs {
             flags: self.flagged.handed(),
             room: self.tight.handed(),
             grants: self.dirty_grants.handed(),
+            quota_grants: self.quota_grants.handed(),
             scrub,
             device_job,
         };
@@ -342,9 +353,14 @@ impl Upgrades {
         let cannot = |e: io::Error| format!("cannot start {shown}: {e}");
         let (peer, theirs) = Peer::pair().map_err(cannot)?;
         tracing::info!(program = %shown, "upgrade: starting the new program");
-        let child =
-            Command::new(&program).args(&config.arguments).stdin(Stdio::from(theirs)).spawn().map_err(cannot)?;
-        let mut new = New { child, peer, version: VERSION, released: false };
+        let mut command = Command::new(&program);
+        for name in &config.withheld {
+            command.env_remove(name);
+        }
+        let child = command.args(&config.arguments).stdin(Stdio::from(theirs)).spawn().map_err(cannot)?;
+        // with the other end of the socket
+        drop(command);
+        let mut new = New { child, program: program.clone(), peer, version: VERSION, released: false };
         self.agree(config, &mut new, needs).map_err(|why| {
             let status = new.end();
             format!("{shown}: {why} ({status})")
@@ -454,7 +470,7 @@ pub(crate) fn hand_over(fs: BraidFs, prepared: Prepared, served: &Served<'_>) ->
             }
         }
         Err(e) => {
-            let braidfs::NotHandedOver { error, volume } = *e;
+            let braidfs::NotHandedOver { error, volume, .. } = *e;
             let why = format!("the volume cannot be closed: {error}");
             if let Some(vol) = volume {
                 drop(new);
@@ -500,8 +516,9 @@ fn give(new: &New, asked: &Asked, all: &All<'_>, served: &Served<'_>) -> Result<
     check_needs(new.version, all.front.needs())?;
     all.devices.iter().for_each(|d| d.lend());
     if let Some(parent) = &all.config.supervisor {
+        let handing = Handing { pid: new.child.id().cast_signed(), program: Some(new.program.clone()) };
         // One that is gone no longer cares.
-        let _ = rustix::io::write(parent, format!("{}{}\n", crate::daemon::HANDING as char, new.child.id()).as_bytes());
+        let _ = rustix::io::write(parent, &handing.said());
     }
     let (channel, unique) = asked.later.place().ok_or("the request did not come by the device")?;
     let record = Record {
@@ -559,6 +576,7 @@ pub(crate) fn restore(fs: &mut BraidFs, front: Front) -> Result<(), String> {
     fs.handles.set_promised(&front.promised);
     fs.flagged = crate::flagged::Flagged::of_handed(&front.flags);
     fs.dirty_grants = crate::dirty_grants::DirtyGrants::of_handed(&front.grants);
+    fs.quota_grants = crate::within_quota::QuotaGrants::of_handed(&front.quota_grants);
     fs.tight.take(&front.room);
     fs.durable.set(Some(front.options.sync), Some(front.options.dirsync));
     if let Some(scrub) = front.scrub {

@@ -12,6 +12,7 @@
 //! | 1 | |
 //! | 2 | [`Front::device_job`]; programs that write 1 and know it are out there |
 //! | 3 | [`Options::read_only`], [`OfferedDevice`] that are open for reading |
+//! | 4 | [`Front::quota_grants`]; programs that write an older one do not tell them ([`tells_quota_grants`]) |
 
 use crate::abi::{MAJOR, init};
 use crate::dirty_grants::HandedGrants;
@@ -20,6 +21,7 @@ use crate::fs::{KNOWN_FLAGS, MAX_BACKGROUND, MAX_IO_BYTES, Negotiated};
 use crate::handles::HandedHandle;
 use crate::ops::HandedJob;
 use crate::room::HandedRoom;
+use crate::within_quota::HandedOwner;
 use braidfs::{AtimeMode, HeldInode, InodeNo, InodeRef, Remount};
 use braidfs_device::{HandedClaim, HandedDevice};
 use rustix::fs::MemfdFlags;
@@ -32,7 +34,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// The newest version that this program writes and takes.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 /// The oldest one.
 pub(crate) const OLDEST: u32 = 1;
 
@@ -221,6 +223,9 @@ pub(crate) struct Front {
     pub flags: HandedFlags,
     pub room: HandedRoom,
     pub grants: HandedGrants,
+    /// The same by owner with a limit.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub quota_grants: Vec<(HandedOwner, HandedGrants)>,
     pub scrub: Option<HandedJob>,
     /// As that of a scrub, of a change of devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -230,18 +235,27 @@ pub(crate) struct Front {
 impl Front {
     /// The oldest version of a record that can say this, and what it is that an older one cannot say.
     pub fn needs(&self) -> Option<(u32, &'static str)> {
-        needs(self.options.read_only, self.device_job.is_some())
+        needs(self.options.read_only, self.device_job.is_some(), !self.quota_grants.is_empty())
     }
 }
 
-/// [`Front::needs`] of a volume that is read-only, and where a report of a change of its devices is there to fetch.
-pub(crate) fn needs(read_only: bool, device_report: bool) -> Option<(u32, &'static str)> {
-    match (read_only, device_report) {
-        (true, _) => Some(READ_ONLY),
-        (false, true) => Some(REPORT_OF_DEVICES),
-        (false, false) => None,
-    }
+/// [`Front::needs`] of a volume that is read-only, where a report of a change of its devices is there to fetch, and where the kernel
+/// may hold what owners with limits wrote.
+pub(crate) fn needs(read_only: bool, device_report: bool, quota_grants: bool) -> Option<(u32, &'static str)> {
+    let all = [(quota_grants, QUOTA_GRANTS), (read_only, READ_ONLY), (device_report, REPORT_OF_DEVICES)];
+    all.into_iter().find_map(|(there, what)| there.then_some(what))
 }
+
+/// Whether a record of this version has all that was granted to owners with limits.
+pub(crate) fn tells_quota_grants(version: u32) -> bool {
+    version >= QUOTA_GRANTS.0
+}
+
+const QUOTA_GRANTS: (u32, &str) = (
+    4,
+    "users or directories with limits wrote, and that program would not know how much of it is not written back: unmount it \
+     and mount it with that program",
+);
 
 const READ_ONLY: (u32, &str) = (3, "it is read-only: unmount it and mount it with the new program");
 const REPORT_OF_DEVICES: (u32, &str) =
@@ -341,6 +355,7 @@ mod tests {
             flags: HandedFlags::default(),
             room: HandedRoom::default(),
             grants: HandedGrants::default(),
+            quota_grants: Vec::new(),
             scrub: None,
             device_job: None,
         };
@@ -402,7 +417,22 @@ mod tests {
         assert_eq!(Record::read(&file, bytes).unwrap(), record);
         assert!(check_needs(2, record.front.needs()).unwrap_err().contains("read-only"));
         // the newer of two
-        assert_eq!((needs(true, true), needs(false, true)), (Some(READ_ONLY), Some(REPORT_OF_DEVICES)));
+        let all =
+            [needs(true, true, false), needs(false, true, false), needs(true, false, true), needs(false, false, false)];
+        assert_eq!(all, [Some(READ_ONLY), Some(REPORT_OF_DEVICES), Some(QUOTA_GRANTS), None]);
+    }
+
+    #[test]
+    fn what_owners_with_limits_were_granted_needs_a_record_that_says_so() {
+        let mut record = record();
+        assert!(!serde_json::to_string(&record).unwrap().contains("quota"));
+        record.front.quota_grants =
+            vec![(HandedOwner::User(7), HandedGrants::default()), (HandedOwner::Project(7), HandedGrants::default())];
+        assert_eq!(record.front.needs(), Some(QUOTA_GRANTS));
+        let (file, bytes) = record.write().unwrap();
+        assert_eq!(Record::read(&file, bytes).unwrap(), record);
+        assert!(check_needs(3, record.front.needs()).unwrap_err().contains("limits"));
+        assert!(!tells_quota_grants(3) && tells_quota_grants(VERSION));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A sample as text of OpenMetrics 1.0.
 
-use super::sample::{Domain, Latency, Rate, Sample, Tenant};
+use super::sample::{Domain, Latency, Quota, Rate, Sample, Tenant};
 use std::fmt::{Display, Write};
 
 /// Of the HTTP answer.
@@ -90,8 +90,30 @@ pub(crate) fn text(s: &Sample) -> String {
     t.family("braidfs_cache_misses", "counter", "Reads that waited for the device.");
     t.line("braidfs_cache_misses_total", &[], c.misses);
     tenants(&mut t, s);
+    quotas(&mut t, &s.quotas);
     t.0.push_str("# EOF\n");
     t.0
+}
+
+/// What users, groups and directories use of their limits; of what is not limited there is no line.
+fn quotas(t: &mut Text, quotas: &[Quota]) {
+    type Of = fn(&Quota) -> Option<u64>;
+    let gauges: [(&str, Of, &str); 7] = [
+        ("braidfs_quota_used_bytes", |q| Some(q.used), "Space that a user, a group or a directory with limits uses."),
+        ("braidfs_quota_limit_bytes", |q| q.space, "Space that it may use."),
+        ("braidfs_quota_soft_limit_bytes", |q| q.soft_space, "Space that it may use for longer than its grace."),
+        ("braidfs_quota_inodes", |q| Some(q.inodes), "Inodes that it has."),
+        ("braidfs_quota_inodes_limit", |q| q.inodes_max, "Inodes that it may have."),
+        ("braidfs_quota_soft_inodes_limit", |q| q.soft_inodes, "Inodes that it may have for longer than its grace."),
+        ("braidfs_quota_grace_over", |q| Some(q.grace_is_over.into()), "1: a soft limit is a hard one by now."),
+    ];
+    for (name, of, help) in gauges {
+        t.family(name, "gauge", help);
+        for (quota, n) in quotas.iter().filter_map(|quota| Some((quota, of(quota)?))) {
+            let (kind, id) = quota.whose();
+            t.line(name, &[("kind", kind), ("id", &id.to_string())], n);
+        }
+    }
 }
 
 /// What tenants use of their limits; of what is not limited there is no line.
@@ -222,6 +244,8 @@ mod tests {
             "operations": [{"opcode": 15, "name": "READ", "requests": 9, "bytes": 4096, "latency": [[9, 5], [80, 2], [239, 1]]},
                            {"opcode": 3, "name": "GETATTR", "requests": 1}],
             "domains": [{"domain": 0, "commits": 4}, {"domain": 1, "failed": "x", "latency": [[9, 3], [239, 1]]}],
+            "quotas": [{"user": 1000, "used": 4096, "space": 8192}, {"group": 1000, "inodes": 3, "inodes_max": 2, "grace_is_over": true},
+                       {"project": 7, "directory": 99, "used": 1}],
             "tenants": [{"name": "free", "used": 4096},
                         {"name": "web\n", "domain": 1, "space": 8192, "written": {"requests_per_second": 10, "bytes": 7, "waited_ns": 1_500_000_000}}]}))
         .unwrap()
@@ -273,6 +297,13 @@ mod tests {
         assert_eq!(of("braidfs_tenant_limit_bytes{tenant=\"web\\n\"}"), 8192.0);
         assert_eq!(of("braidfs_tenant_charged_bytes_total{tenant=\"web\\n\",way=\"write\"}"), 7.0);
         assert_eq!(of("braidfs_tenant_waited_seconds_total{tenant=\"web\\n\",way=\"write\"}"), 1.5);
+        assert_eq!(of("braidfs_quota_used_bytes{kind=\"user\",id=\"1000\"}"), 4096.0);
+        assert_eq!(of("braidfs_quota_limit_bytes{kind=\"user\",id=\"1000\"}"), 8192.0);
+        assert_eq!(of("braidfs_quota_inodes{kind=\"group\",id=\"1000\"}"), 3.0);
+        assert_eq!(of("braidfs_quota_inodes_limit{kind=\"group\",id=\"1000\"}"), 2.0);
+        assert_eq!(of("braidfs_quota_grace_over{kind=\"group\",id=\"1000\"}"), 1.0);
+        assert_eq!(of("braidfs_quota_used_bytes{kind=\"directory\",id=\"7\"}"), 1.0);
+        assert!(!values.contains_key("braidfs_quota_limit_bytes{kind=\"directory\",id=\"7\"}"));
         assert!(!values.keys().any(|k| k.contains("way=\"read\"") || k.contains("limit_bytes{tenant=\"free")));
         assert_eq!(
             of(

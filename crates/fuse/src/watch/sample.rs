@@ -48,6 +48,8 @@ pub struct Sample {
     pub restricted: bool,
     /// Shares of the volume, by their domains; none where `restricted`.
     pub tenants: Vec<Tenant>,
+    /// Users, groups and directories that have limits, in the order of a report; none where `restricted`.
+    pub quotas: Vec<Quota>,
 }
 
 /// Of one operation of FUSE.
@@ -196,6 +198,56 @@ pub struct Tenant {
     pub read: Rate,
     /// What it writes.
     pub written: Rate,
+}
+
+/// What a user, a group or a directory uses of its limits.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Quota {
+    /// Of a user: its number.
+    pub user: Option<u32>,
+    /// Of a group: its number.
+    pub group: Option<u32>,
+    /// Of a directory: the number that its inodes carry.
+    pub project: Option<u32>,
+    /// Number of the directory.
+    pub directory: Option<u64>,
+    /// Bytes of content.
+    pub used: u64,
+    /// Most bytes, if there is a limit.
+    pub space: Option<u64>,
+    /// Bytes that may be exceeded for a while.
+    pub soft_space: Option<u64>,
+    /// Inodes.
+    pub inodes: u64,
+    /// Most inodes, if there is a limit.
+    pub inodes_max: Option<u64>,
+    /// Inodes that may be exceeded for a while.
+    pub soft_inodes: Option<u64>,
+    /// Since when the soft limit of space is exceeded, seconds since 1970.
+    pub space_exceeded_since: Option<u64>,
+    /// Since when the soft limit of inodes is.
+    pub inodes_exceeded_since: Option<u64>,
+    /// For longer than it may: it is a hard limit now.
+    pub grace_is_over: bool,
+}
+
+impl Quota {
+    /// Of what it is: `user`, `group` or `directory`, and its number (of a directory that of its project).
+    pub fn whose(&self) -> (&'static str, u32) {
+        match (self.user, self.group, self.project) {
+            (Some(n), ..) => ("user", n),
+            (_, Some(n), _) => ("group", n),
+            (.., n) => ("directory", n.unwrap_or(0)),
+        }
+    }
+
+    /// How much of the nearest limit is used, of 1: the hard ones and the soft ones.
+    pub fn nearest(&self) -> f64 {
+        let part = |n: u64, of: Option<u64>| of.map_or(0.0, |of| n as f64 / of.max(1) as f64);
+        let space = part(self.used, self.space).max(part(self.used, self.soft_space));
+        space.max(part(self.inodes, self.inodes_max)).max(part(self.inodes, self.soft_inodes))
+    }
 }
 
 /// What a tenant asks of the device while that is limited, and the limits.

@@ -39,6 +39,7 @@ const VERSION: u32 = 1;
 #[command(after_help = "Examples:\n  \
     braidfs bench isolation -o isolation.json                       all that is there, five repetitions\n  \
     braidfs bench isolation -t braidfs,ext4 --neighbour-bps 50M     the neighbour is limited\n  \
+    braidfs bench isolation -t braidfs --mount-tenants              each tenant by itself: the kernel's cache is not shared\n  \
     braidfs bench isolation -t library --reps 1 --seconds 0.2       does it work? No root needed\n  \
     braidfs bench isolation --from isolation.json --docs docs       tables into docs/isolation.md")]
 pub struct Args {
@@ -72,6 +73,9 @@ pub struct Args {
     /// Most bytes a second that the neighbour may read, and as many that it may write [default: no limit]
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     neighbour_bps: Option<u64>,
+    /// Of braidfs mounted: each tenant is mounted by itself
+    #[arg(long)]
+    mount_tenants: bool,
     /// CPU of the victim and of the neighbour, as 0,1 [default: the first two that this process may use]
     #[arg(long, value_name = "N,N")]
     cpus: Option<String>,
@@ -120,6 +124,9 @@ pub struct Plan {
     pub reps: u64,
     /// Most bytes a second of the neighbour, each way.
     pub neighbour_bps: Option<u64>,
+    /// Of braidfs mounted: was each tenant mounted by itself?
+    #[serde(default)]
+    pub mount_tenants: bool,
     /// Of the victim and of the neighbour.
     pub cpus: [usize; 2],
     /// Was what lay there dropped from the kernel's caches before?
@@ -206,6 +213,9 @@ fn targets(args: &Args) -> Result<Vec<Target>> {
             "{t}: nothing is limited by directory there: test braidfs, library, ext4, xfs"
         )));
     }
+    if args.mount_tenants && !targets.contains(&Target::Braidfs) {
+        return Err(Error::Usage("--mount-tenants: braidfs, mounted, is not among the targets".into()));
+    }
     let fine = |n: f64| n.is_finite() && n > 0.0 && n < 86_400.0;
     if !fine(args.seconds) || args.warm_up.is_some_and(|n| !n.is_finite() || !(0.0..86_400.0).contains(&n)) {
         return Err(Error::Usage("--seconds and --warm-up have to be between nothing and a day".into()));
@@ -240,6 +250,7 @@ fn measure(args: &Args, before: &[&str]) -> Result<Results> {
         warm_up: args.warm_up.unwrap_or(args.seconds / 4.0),
         reps: args.reps,
         neighbour_bps: args.neighbour_bps,
+        mount_tenants: args.mount_tenants,
         cpus: cpus(args)?,
         cold: rustix::process::geteuid().is_root(),
     };
@@ -308,7 +319,7 @@ impl One<'_> {
             Place::Dir(at) => {
                 let device = site.device.clone();
                 let limits = place::limit_mounted(self.lab, self.target, at, device.as_deref(), self.plan);
-                let (more, cgroup) = limits?;
+                let place::Limits { said: more, cgroup, mounts } = limits?;
                 setup.extend(more);
                 let fs = Kernel::at(at).map_err(|e| Error::io(format!("opening {}", at.display()), e))?;
                 let beside = |flood, bytes| {
@@ -320,6 +331,7 @@ impl One<'_> {
                     Ok((seen, process.end()?))
                 });
                 drop(fs);
+                mounts.end()?;
                 done?
             }
             Place::Library(device) => self.in_process(device, &mut setup, paced)?,

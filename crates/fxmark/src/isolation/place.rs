@@ -61,19 +61,51 @@ fn text(path: &Path) -> Result<&str> {
     path.to_str().ok_or_else(|| Error::Usage(format!("{}: not UTF-8", path.display())))
 }
 
-/// Makes the two directories of a mounted file system, and limits them: the commands, or why there is no limit.
+/// What limits the two directories of a mounted file system.
+#[derive(Debug)]
+pub struct Limits {
+    /// The commands, or why there is no limit.
+    pub said: Vec<String>,
+    /// Of the neighbour.
+    pub cgroup: Option<Cgroup>,
+    /// Tenants that are mounted by themselves.
+    pub mounts: Mounts,
+}
+
+/// Mounts on directories of the file system, which must go before it can be unmounted; with the value at the latest.
+#[derive(Debug, Default)]
+pub struct Mounts(Vec<PathBuf>);
+
+impl Mounts {
+    /// Unmounts them.
+    ///
+    /// # Errors
+    /// Of umount(8).
+    pub fn end(mut self) -> Result<()> {
+        while let Some(at) = self.0.pop() {
+            run("umount", &[text(&at)?])?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Mounts {
+    fn drop(&mut self) {
+        for at in self.0.drain(..) {
+            // something has failed before, which is told
+            let _ = text(&at).and_then(|at| run("umount", &["--lazy", at]));
+        }
+    }
+}
+
+/// Makes the two directories of a mounted file system, and limits them.
 ///
 /// # Errors
 /// Of making them.
-pub fn limit_mounted(
-    lab: &Lab,
-    target: &Target,
-    at: &Path,
-    device: Option<&Path>,
-    plan: &Plan,
-) -> Result<(Vec<String>, Option<Cgroup>)> {
+pub fn limit_mounted(lab: &Lab, target: &Target, at: &Path, device: Option<&Path>, plan: &Plan) -> Result<Limits> {
     if *target == Target::Braidfs {
-        return Ok((tenants_mounted(lab, at, plan)?, None));
+        let (said, mounts) = tenants_mounted(lab, at, plan)?;
+        return Ok(Limits { said, cgroup: None, mounts });
     }
     let mut said = Vec::new();
     for (id, dir) in [(4711, VICTIM), (4712, NEIGHBOUR)] {
@@ -94,7 +126,7 @@ pub fn limit_mounted(
             Err(e) => said.push(format!("the neighbour's rate is not limited: no cgroup with io.max: {e}")),
         }
     }
-    Ok((said, cgroup))
+    Ok(Limits { said, cgroup, mounts: Mounts::default() })
 }
 
 /// A project quota of a directory: the command.
@@ -119,11 +151,11 @@ fn project(target: &Target, at: &Path, dir: &Path, id: u32, bytes: u64) -> Resul
     }
 }
 
-fn tenants_mounted(lab: &Lab, at: &Path, plan: &Plan) -> Result<Vec<String>> {
+fn tenants_mounted(lab: &Lab, at: &Path, plan: &Plan) -> Result<(Vec<String>, Mounts)> {
     let missing = || Error::Usage("the program braidfs was not found: name it with --braidfs".into());
     let braidfs = text(lab.braidfs.as_deref().ok_or_else(missing)?)?;
     let space = share(plan).to_string();
-    let mut said = Vec::new();
+    let (mut said, mut mounts) = (Vec::new(), Mounts::default());
     for dir in [VICTIM, NEIGHBOUR] {
         let path = at.join(dir);
         let mut args = vec!["tenant", "create", "--space", &space];
@@ -134,8 +166,13 @@ fn tenants_mounted(lab: &Lab, at: &Path, plan: &Plan) -> Result<Vec<String>> {
         args.push(text(&path)?);
         run(braidfs, &args)?;
         said.push(format!("braidfs {} DIR/{dir}", args[..args.len() - 1].join(" ")));
+        if plan.mount_tenants {
+            run(braidfs, &["tenant", "mount", text(at)?, dir])?;
+            mounts.0.push(path);
+            said.push(format!("braidfs tenant mount DIR {dir}"));
+        }
     }
-    Ok(said)
+    Ok((said, mounts))
 }
 
 /// The same in process.

@@ -142,7 +142,7 @@ pub fn terminal(r: &Results) -> String {
 pub fn markdown(r: &Results) -> String {
     let p = &r.head.plan;
     let mut out = format!(
-        "Medians of {} repetitions, with the range; {} s each, on {}; {} bytes. {}\n\n",
+        "Medians of {} repetitions, with the range; {} s each, on {}; {} bytes. {}{}\n\n",
         p.reps,
         p.seconds,
         p.media,
@@ -150,7 +150,8 @@ pub fn markdown(r: &Results) -> String {
         p.neighbour_bps.map_or_else(
             || "The neighbour was limited in space only.".into(),
             |n| format!("The neighbour might read and write {n} bytes a second each.")
-        )
+        ),
+        if p.mount_tenants { " Each tenant of braidfs was mounted by itself." } else { "" }
     );
     let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
     out += &line(&HEAD.map(str::to_owned));
@@ -192,6 +193,7 @@ mod tests {
             warm_up: 0.0,
             reps: 2,
             neighbour_bps: None,
+            mount_tenants: false,
             cpus: [0, 1],
             cold: false,
         };

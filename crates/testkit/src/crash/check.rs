@@ -8,6 +8,7 @@
 use super::tree::ReadTree;
 use crate::late::{Durable, ImageHash, Late};
 use crate::oracle::Oracle;
+use crate::quota;
 use crate::run::{Setup, guarded, mount, set_clock};
 use crate::states::{Budget, CrashState, Log, each};
 use crate::walk::{Seen, fsck, walk};
@@ -446,6 +447,7 @@ impl<'a> Checker<'a> {
                 }
                 allowed.insert(digest);
             }
+            quota::holds(&vol, self.setup)?;
             if go_on {
                 deep(vol, &device, self.setup, &seen, collect)?;
             } else {

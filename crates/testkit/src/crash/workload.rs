@@ -70,6 +70,8 @@ pub struct Kind {
     pub pressed: bool,
     /// `A` and `B` have several buckets each, and are changed as by several threads.
     pub shared: bool,
+    /// What users and groups use is counted ([`Setup::quotas`]).
+    pub quotas: bool,
 }
 
 /// What most kinds have in common.
@@ -81,6 +83,7 @@ const PLAIN: Kind = Kind {
     log: false,
     pressed: false,
     shared: false,
+    quotas: false,
 };
 
 impl Kind {
@@ -96,7 +99,7 @@ impl Kind {
         // not dirty ones: as long as entries may be stale all changes have the directory for themselves
         Kind { placement: Placement::Spread, shared: true, ..PLAIN },
         Kind { shared: true, ..PLAIN },
-        Kind { placement: Placement::Spread, pressed: true, shared: true, ..PLAIN },
+        Kind { placement: Placement::Spread, pressed: true, shared: true, quotas: true, ..PLAIN },
     ];
     /// How many of them have shared directories.
     pub const SHARED: usize = 3;
@@ -135,6 +138,7 @@ pub fn base(kind: Kind) -> Result<Base, String> {
         setup.overwrite = Overwrite::Log;
     }
     setup.share_dirs = kind.shared;
+    setup.quotas = kind.quotas;
     if kind.pressed {
         setup.cache = 1;
         setup.falling = true;

@@ -1,7 +1,7 @@
 //! Tables of what came between two samples.
 
 use crate::text;
-use braidfs_fuse::watch::sample::{Domain, Latency, Operation, Process, Rate, Sample, Tenant};
+use braidfs_fuse::watch::sample::{Domain, Latency, Operation, Process, Quota, Rate, Sample, Tenant};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -113,8 +113,9 @@ impl View {
                 rate(misses),
             ),
         ];
+        head.extend(nearest_to_limits(&now.quotas));
         if now.restricted {
-            head.push("processes, tenants: only root and the user of the server see them".into());
+            head.push("processes, tenants, limits: only root and the user of the server see them".into());
         }
         Self {
             head,
@@ -179,6 +180,23 @@ impl Table {
             line(&mut row.iter().map(String::as_str));
         }
     }
+}
+
+/// Lines of the users, groups and directories that are nearest to their limits; of no more than there is room for.
+fn nearest_to_limits(quotas: &[Quota]) -> impl Iterator<Item = String> {
+    const MOST: usize = 3;
+    let mut nearest: Vec<&Quota> = quotas.iter().filter(|q| q.nearest() > 0.0).collect();
+    nearest.sort_by(|a, b| b.nearest().total_cmp(&a.nearest()));
+    let line = |q: &&Quota| {
+        let of =
+            |used: String, most: Option<String>| most.map_or_else(|| used.clone(), |most| format!("{used} of {most}"));
+        let ((kind, id), part) = (q.whose(), 100.0 * q.nearest());
+        let space = of(text::size(q.used), q.space.or(q.soft_space).map(text::size));
+        let inodes = of(q.inodes.to_string(), q.inodes_max.or(q.soft_inodes).map(|n| n.to_string()));
+        let over = if q.grace_is_over { ", its grace is over" } else { "" };
+        format!("limit of {kind} {id}: {part:.0} %, {space}, {inodes} inodes{over}")
+    };
+    nearest.iter().take(MOST).map(line).collect::<Vec<_>>().into_iter()
 }
 
 /// What came of an operation since the other sample.
@@ -518,6 +536,26 @@ pub mod tests {
         assert_eq!(view.tabs().last(), Some(&Tab::Tenants));
         let none = View::new(&before, &Sample { tenants: Vec::new(), ..now }, Sort::Rate, &names);
         assert!(!none.tabs().contains(&Tab::Tenants) && !none.text("/mnt").contains("tenant"));
+    }
+
+    #[test]
+    fn owners_near_a_limit_are_in_the_head() {
+        let (before, now) = samples();
+        let quotas = json!([{"user": 1000, "used": 1 << 20, "space": 4 << 20, "inodes": 3},
+                            {"user": 1001, "used": 3 << 20, "space": 4 << 20},
+                            {"group": 50, "inodes": 9, "inodes_max": 10, "used": 4096},
+                            {"project": 7, "used": 12 << 20, "soft_space": 4 << 20, "grace_is_over": true},
+                            {"user": 1002, "space": 4096}]);
+        let now = Sample { quotas: serde_json::from_value(quotas).unwrap(), ..now };
+        let head = View::new(&before, &now, Sort::Rate, &names).head;
+        assert_eq!(
+            head[2..],
+            [
+                "limit of directory 7: 300 %, 12 MiB of 4 MiB, 0 inodes, its grace is over",
+                "limit of group 50: 90 %, 4 KiB, 9 of 10 inodes",
+                "limit of user 1001: 75 %, 3 MiB of 4 MiB, 0 inodes"
+            ]
+        );
     }
 
     #[test]

@@ -86,11 +86,6 @@ impl Sorted {
         self.keys.len()
     }
 
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.keys.is_empty()
-    }
-
     /// The entry of the position that is the `rank`th.
     pub fn get(&self, rank: usize) -> Option<&Dentry> {
         self.slots.get(self.keys.get(rank)?.slot())

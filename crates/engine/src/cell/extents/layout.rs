@@ -105,15 +105,6 @@ impl ExtentMap {
         Ok(Layout { content: Content::Tree { depth, refs }, write, dropped: std::mem::take(&mut self.dropped) })
     }
 
-    /// Upper bound of the overflow nodes that [`Self::layout`] would write now.
-    pub fn dirty_nodes_estimate(&self) -> usize {
-        let n = self.leaves.len();
-        let leaves = self.dirty.len();
-        // an index node that splits leaves its parts at least half full
-        let index = if n <= 1 { 0 } else { self.index.len() + n / (usize::from(self.limits.refs) / 2) + 1 };
-        leaves + index
-    }
-
     /// Whether the map is close to the most that a tree can hold: a writer should refuse to add extents
     /// ([`Error::TooBig`]) before a layout must.
     pub fn is_full(&self) -> bool {

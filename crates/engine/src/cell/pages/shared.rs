@@ -3,7 +3,7 @@
 //! A dirty page may have a lock of its own, on a line of its own. Who has the map for reading may change the bytes of a page
 //! that is dirty, has a lock, and is shared with no I/O, with that lock held; nothing else. All that a look at such a page
 //! needs to be right stays as it is meanwhile: pages come and go, become dirty and clean, and are cloned for an I/O only by
-//! who has the map alone. So whoever reads a clean page, or one of a file without such locks, just reads it; of the others a
+//! who has the map alone; for a reader that pins them they are cloned by a view ([`View::page`]), which has the locks. So whoever reads a clean page, or one of a file without such locks, just reads it; of the others a
 //! reader takes the lock ([`View`]).
 //!
 //! A write or a view of several pages takes all their locks, by rising blocks, before it touches the first byte: of two that
@@ -47,6 +47,12 @@ impl View<'_> {
         }
         self.map.look(lblk).map(|p| &**p)
     }
+
+    /// [`Self::get`] the page itself, to keep: from then on whoever overwrites it copies it first.
+    pub fn page(&self, lblk: u64) -> Option<Page> {
+        self.get(lblk)?;
+        self.map.look(lblk).cloned()
+    }
 }
 
 impl PageMap {
@@ -69,7 +75,7 @@ impl PageMap {
         let (g, i) = place(lblk);
         let group = self.groups.get(g)?;
         let lock = group.lock(i)?;
-        let page = group.pages[i].as_ref().filter(|p| p.0.is_alone())?;
+        let page = group.pages[i].as_ref()?;
         if group.hot.load(Relaxed) >> i & 1 == 0 {
             group.hot.fetch_or(1 << i, Relaxed);
         }
@@ -77,21 +83,26 @@ impl PageMap {
     }
 
     /// Overwrites bytes from byte `offset` of the file on, at least one, as a whole. False, and nothing changed, where one
-    /// of the pages is not dirty, has no lock ([`Self::share`]) or is shared with an I/O.
+    /// of the pages is not dirty, has no lock ([`Self::share`]) or is shared with an I/O or with who has it pinned.
     pub fn overwrite(&self, offset: u64, bytes: &[u8]) -> bool {
         const PAGE: u64 = BLOCK_BYTES as u64;
         let end = offset + bytes.len() as u64;
         let mut locked: SmallVec<[(&Page, RwLockWriteGuard<'_, ()>); 2]> = SmallVec::new();
         for lblk in offset / PAGE..end.div_ceil(PAGE) {
             let Some((page, lock)) = self.shared_page(lblk) else { return false };
-            locked.push((page, lock.write()));
+            let lock = lock.write();
+            // Looked at with the lock: until then a view may have cloned it.
+            if !page.is_alone() {
+                return false;
+            }
+            locked.push((page, lock));
         }
         let (mut from, mut rest) = ((offset % PAGE) as usize, bytes);
         for (page, _) in &locked {
             let (part, after) = rest.split_at((BLOCK_BYTES - from).min(rest.len()));
-            // SAFETY: `shared_page` has seen that this map has the only reference to the frame. It is cloned, or handed out
-            // as bytes, by functions that need the map alone, and by `View`, which holds the page's lock for reading where it
-            // is dirty and has one; we have the lock for writing.
+            // SAFETY: this map was seen to have the only reference to the frame, with the page's lock held for writing. The
+            // frame is cloned, or handed out as bytes, by functions that need the map alone, and by `View`, which holds that
+            // lock for reading where the page is dirty and has one.
             unsafe { page.0.write_locked(from, part) };
             (from, rest) = (0, after);
         }
@@ -221,5 +232,32 @@ mod tests {
             writers.into_iter().for_each(|w| w.join().unwrap());
             stop.store(true, Relaxed);
         });
+    }
+
+    /// One that overwrites pages, and one that takes them from views to keep: they stay as they were taken.
+    #[test]
+    fn what_a_view_gave_away_is_not_overwritten() {
+        let mut m = dirty(2);
+        m.share(0, 1);
+        let (m, stop) = (&m, &AtomicBool::new(false));
+        std::thread::scope(|s| {
+            s.spawn(move || {
+                let mut done = 0;
+                for n in 0..200_000u32 {
+                    done += u32::from(m.overwrite(PAGE, &[n as u8; BLOCK_BYTES]));
+                }
+                stop.store(true, Relaxed);
+                assert!(done > 0);
+            });
+            while !stop.load(Relaxed) {
+                let page = m.view(1, 1).unwrap().page(1).unwrap();
+                let first = page[0];
+                for _ in 0..20 {
+                    assert!(page.iter().all(|b| *b == first), "overwritten");
+                }
+            }
+        });
+        assert!(m.view(0, 0).unwrap().page(0).unwrap().same(m.groups.get(0).unwrap().pages[0].as_ref().unwrap()));
+        assert!(m.view(5, 5).unwrap().page(5).is_none());
     }
 }

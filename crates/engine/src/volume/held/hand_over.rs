@@ -19,6 +19,7 @@ const FEW: usize = 4096;
 /// Why [`Volume::unmount_holding`] did not hand over.
 #[derive(Debug, thiserror::Error)]
 #[error("the volume is not handed over")]
+#[non_exhaustive]
 pub struct NotHandedOver {
     /// What was in the way.
     #[source]

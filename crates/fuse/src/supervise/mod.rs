@@ -6,17 +6,23 @@
 //! moment only. Mounts of others are never touched ([`crate::mount_table`] tells them apart). What is held open on
 //! the dead mount stays dead: no connection outlives its process, as what was acknowledged and not synced is lost.
 //!
-//! A process that hands over to another program ([`crate::upgrade`]) says which process that is before it does. That one is its
-//! child, and this process' when it has ended, since this one is a *subreaper* (prctl(2)): it is followed. What it is started
-//! anew with, should that one die, is this process' own program, the old one.
+//! A process that hands over to another program ([`crate::upgrade`]) says which process that is, and which program, before it does.
+//! That one is its child, and this process' when it has ended, since this one is a *subreaper* (prctl(2)): it is followed, and
+//! this process goes on as that program, too ([`successor`]). Where that cannot be, what is started anew, should the process
+//! die, is this process' own program, the old one.
 //!
 //! [`History`] decides when it is tried again, and when no more. Low-level module: fork, signals.
 
-use crate::daemon::{ChildReport, Ready, Told, fork_child, handed_to, parse_report};
+mod successor;
+
+use successor::State;
+pub use successor::{Looked, Successor, greeting};
+
+use crate::daemon::{ChildReport, Handing, Ready, Told, fork_child, handed_to, parse_report};
 use crate::mount::abort;
 use crate::mount_table::{DeadMount, Found, MountId, look_at, top_at};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, waitpid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions, WaitStatus, kill_process, waitid, waitpid};
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::fs::File;
@@ -108,108 +114,221 @@ impl History {
     }
 }
 
-/// Runs `work` in a process of its own, and in another one each time that it dies while the mount on `point` stands. Returns
+/// A mount that is looked after.
+pub struct Supervised<'a> {
+    /// Where it is.
+    pub point: &'a Path,
+    /// When it is given up.
+    pub limit: Limit,
+    /// The serving process leaves the terminal when it is ready.
+    pub in_background: bool,
+    /// How another program is called that is to look after it; `None`: none is.
+    pub successor: Option<&'a dyn Successor>,
+    /// What that is to be told besides: [`Looked::note`].
+    pub note: &'a str,
+}
+
+/// Runs `work` in a process of its own, and in another one each time that it dies while the mount stands. Returns
 /// when the mount has been ended: by umount(8), or by SIGTERM, SIGINT or SIGHUP to this process, which are handed on.
 ///
 /// `outer` is told when the first process can be used. A serving process tells [`Ready::mounted`] and [`Ready::ready`], and never
 /// returns from `work`. Where it is not the first one it gets the dead mount, which it detaches ([`DeadMount::detach`], with
-/// [`Ready::detaching`] before) and mounts in its place, or says [`Ready::ended`]. `in_background`: the serving process leaves
-/// the terminal when it is ready.
+/// [`Ready::detaching`] before) and mounts in its place, or says [`Ready::ended`]. After an upgrade this process goes on as another
+/// program, where `mount` says how, by [`look_after`].
 ///
 /// Must run before the process has threads.
 ///
 /// # Errors
 /// See [`SuperviseError`].
 pub fn supervise<E: Display>(
-    point: &Path,
-    limit: Limit,
-    in_background: bool,
+    mount: &Supervised<'_>,
     outer: &mut Ready,
-    mut work: impl FnMut(&mut Ready, Option<&DeadMount>) -> Result<(), E>,
+    work: impl FnMut(&mut Ready, Option<&DeadMount>) -> Result<(), E>,
 ) -> Result<(), SuperviseError> {
     let signals = HeldSignals::hold()?;
-    // Of what a serving process leaves.
-    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(io::Error::from)?;
-    // For who looks at processes; the one that serves has the program's name.
-    let (own, watcher) = (rustix::thread::name().map_err(io::Error::from)?, c"braidfs-superv");
-    let begun = Instant::now();
-    let mut history = History::new(limit);
-    // The mount of the last process that could be used, once it is dead.
-    let mut dead: Option<DeadMount> = None;
-    loop {
-        // Processes that were to take over from one that was killed, and have ended: no other is there now.
-        while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
-        rustix::thread::set_name(&own).map_err(io::Error::from)?;
-        let started = Child::start(&signals, in_background, |ready| {
-            outer.forget();
-            work(ready, dead.as_ref())
-        });
+    let look = Look { mount, signals, begun: Instant::now(), history: History::new(mount.limit) };
+    look.run(None, outer, work)
+}
+
+/// As [`supervise`], of a mount that another program looked after in this process, until it became this one.
+///
+/// # Errors
+/// See [`SuperviseError`].
+pub fn look_after<E: Display>(
+    mount: &Supervised<'_>,
+    looked: Looked,
+    work: impl FnMut(&mut Ready, Option<&DeadMount>) -> Result<(), E>,
+) -> Result<(), SuperviseError> {
+    let signals = HeldSignals::held(looked.blocked)?;
+    tracing::info!(point = %mount.point.display(), before = looked.version, pid = looked.child.pid.as_raw_pid(),
+                   "this program looks after the mount from now on");
+    let look = Look { mount, signals, begun: looked.begun, history: looked.history(mount.limit) };
+    look.run(Some(looked), &mut Ready::silent(), work)
+}
+
+/// What a parent does.
+struct Look<'a> {
+    mount: &'a Supervised<'a>,
+    signals: HeldSignals,
+    begun: Instant,
+    history: History,
+}
+
+impl Look<'_> {
+    /// From the first process on, or from `looked`.
+    fn run<E: Display>(
+        mut self,
+        mut looked: Option<Looked>,
+        outer: &mut Ready,
+        mut work: impl FnMut(&mut Ready, Option<&DeadMount>) -> Result<(), E>,
+    ) -> Result<(), SuperviseError> {
+        let &Supervised { point, in_background, .. } = self.mount;
+        // Of what a serving process leaves.
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(io::Error::from)?;
+        // For who looks at processes; the one that serves has the program's name.
+        let (own, watcher) = (rustix::thread::name().map_err(io::Error::from)?, c"braidfs-superv");
         rustix::thread::set_name(watcher).map_err(io::Error::from)?;
-        let (end, mounted) = match started {
-            Ok(child) => run(child, &signals, |pid| match &dead {
-                None => outer.ready(),
-                Some(_) => tracing::info!(point = %point.display(), pid, "mounted again"),
-            })?,
-            Err(e) if dead.is_none() => return Err(e.into()),
-            Err(e) => (End::Failed { why: e.to_string(), detaching: false, status: String::new() }, None),
-        };
-        let (served, pause) = match (end, &mut dead) {
-            (End::Served { clean: true, .. }, _) => return Ok(()),
-            // It unmounts where it can, as asked, and what it does not can be seen by all.
-            (End::Served { stopped: true, status, .. }, _) => {
-                if let Some(id) = mounted
-                    && let Found::Dead(top) = look_until_closed(point, &id)
-                {
-                    DeadMount::new(top).detach(point)?;
+        // The mount of the last process that could be used, once it is dead.
+        let mut dead: Option<DeadMount> = None;
+        loop {
+            let (end, mounted) = match looked.take() {
+                Some(Looked { mut child, mounted, since, .. }) => {
+                    let mut stopping = false;
+                    let status = self.attend(&mut child, mounted, since, &mut stopping)?;
+                    (End::served(since, status, stopping), mounted)
                 }
-                return Err(SuperviseError::Ended(status));
-            }
-            (End::Served { served, status, .. }, _) => match mounted.map(|id| look_until_closed(point, &id)) {
-                Some(Found::Dead(top)) => {
-                    tracing::error!(point = %point.display(), status, "the serving process died: mounting again");
-                    dead = Some(DeadMount::new(top));
-                    (Some(served), None)
-                }
-                Some(Found::Covered) => {
-                    tracing::error!(point = %point.display(), status, "the serving process died");
-                    let id = mounted.expect("looked for");
-                    match uncovered(point, &id, &signals)? {
-                        Some(found) => dead = Some(found),
-                        None => return Ok(()),
+                None => {
+                    // Processes that were to take over from one that was killed, and have ended: no other is there now.
+                    while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
+                    rustix::thread::set_name(&own).map_err(io::Error::from)?;
+                    let started = Child::start(&self.signals, in_background, |ready| {
+                        outer.forget();
+                        work(ready, dead.as_ref())
+                    });
+                    rustix::thread::set_name(watcher).map_err(io::Error::from)?;
+                    match started {
+                        Ok(child) => self.served(child, |pid| match &dead {
+                            None => outer.ready(),
+                            Some(_) => tracing::info!(point = %point.display(), pid, "mounted again"),
+                        })?,
+                        Err(e) if dead.is_none() => return Err(e.into()),
+                        Err(e) => (End::Failed { why: e.to_string(), detaching: false, status: String::new() }, None),
                     }
-                    (Some(served), None)
                 }
-                Some(Found::Gone | Found::Alive) | None => return Err(SuperviseError::Ended(status)),
-            },
-            (End::Failed { why, status, .. }, None) if why.is_empty() => return Err(SuperviseError::Died(status)),
-            (End::Failed { why, .. }, None) => return Err(SuperviseError::Failed(why)),
-            (End::Stopped, None) => return Err(SuperviseError::Died("asked to end".into())),
-            (End::Stopped, Some(dead)) => {
-                dead.detach_if_there(point)?;
+            };
+            let (served, pause) = match (end, &mut dead) {
+                (End::Served { clean: true, .. }, _) => return Ok(()),
+                // It unmounts where it can, as asked, and what it does not can be seen by all.
+                (End::Served { stopped: true, status, .. }, _) => {
+                    if let Some(id) = mounted
+                        && let Found::Dead(top) = look_until_closed(point, &id)
+                    {
+                        DeadMount::new(top).detach(point)?;
+                    }
+                    return Err(SuperviseError::Ended(status));
+                }
+                (End::Served { served, status, .. }, _) => match mounted.map(|id| look_until_closed(point, &id)) {
+                    Some(Found::Dead(top)) => {
+                        tracing::error!(point = %point.display(), status, "the serving process died: mounting again");
+                        dead = Some(DeadMount::new(top));
+                        (Some(served), None)
+                    }
+                    Some(Found::Covered) => {
+                        tracing::error!(point = %point.display(), status, "the serving process died");
+                        let id = mounted.expect("looked for");
+                        match uncovered(point, &id, &self.signals)? {
+                            Some(found) => dead = Some(found),
+                            None => return Ok(()),
+                        }
+                        (Some(served), None)
+                    }
+                    Some(Found::Gone | Found::Alive) | None => return Err(SuperviseError::Ended(status)),
+                },
+                (End::Failed { why, status, .. }, None) if why.is_empty() => return Err(SuperviseError::Died(status)),
+                (End::Failed { why, .. }, None) => return Err(SuperviseError::Failed(why)),
+                (End::Stopped, None) => return Err(SuperviseError::Died("asked to end".into())),
+                (End::Stopped, Some(dead)) => {
+                    dead.detach_if_there(point)?;
+                    return Ok(());
+                }
+                (End::Failed { why, detaching, status }, Some(dead)) => {
+                    let why = if why.is_empty() { &status } else { &why };
+                    tracing::error!(point = %point.display(), error = %why, "cannot be mounted again");
+                    dead.note_failure(point, detaching, mounted);
+                    (None, None)
+                }
+                (End::Over(_), None) => return Err(SuperviseError::Died("nothing to serve".into())),
+                (End::Over(why), Some(_)) => {
+                    tracing::warn!(point = %point.display(), reason = why, "not mounted again now");
+                    (None, Some(COVERED_WAIT))
+                }
+            };
+            let wait = match pause {
+                Some(pause) => pause,
+                None => {
+                    let next = self.history.ended(self.begun.elapsed(), served);
+                    next.map_err(|why| SuperviseError::GaveUp(point.to_owned(), why))?
+                }
+            };
+            if let Some(dead) = &mut dead
+                && !until_free(point, dead, wait, &self.signals)?
+            {
                 return Ok(());
             }
-            (End::Failed { why, detaching, status }, Some(dead)) => {
-                let why = if why.is_empty() { &status } else { &why };
-                tracing::error!(point = %point.display(), error = %why, "cannot be mounted again");
-                dead.note_failure(point, detaching, mounted);
-                (None, None)
-            }
-            (End::Over(_), None) => return Err(SuperviseError::Died("nothing to serve".into())),
-            (End::Over(why), Some(_)) => {
-                tracing::warn!(point = %point.display(), reason = why, "not mounted again now");
-                (None, Some(COVERED_WAIT))
-            }
+        }
+    }
+
+    /// From the start of a serving process to its end; and the mount that it made last.
+    fn served(&self, mut child: Child, ready: impl FnOnce(i32)) -> io::Result<(End, Option<MountId>)> {
+        let (since, mut stopping) = (Instant::now(), false);
+        let said = child.wait_ready(&self.signals, &mut stopping)?;
+        if said.told == Some(Told::Ready) {
+            child.heard.clone_from(&said.later);
+            ready(child.pid.as_raw_pid());
+            let status = self.attend(&mut child, said.mounted, since, &mut stopping)?;
+            return Ok((End::served(since, status, stopping), said.mounted));
+        }
+        let status = show(child.wait_end(&self.signals, &mut stopping, said.mounted)?);
+        let end = match said.told {
+            _ if stopping => End::Stopped,
+            Some(Told::Ended(why)) => End::Over(why),
+            Some(Told::Failed(why)) => End::Failed { why, detaching: said.detaching, status },
+            Some(Told::Ready) | None => End::Failed { why: String::new(), detaching: said.detaching, status },
         };
-        let wait = match pause {
-            Some(pause) => pause,
-            None => {
-                history.ended(begun.elapsed(), served).map_err(|why| SuperviseError::GaveUp(point.to_owned(), why))?
+        Ok((end, said.mounted))
+    }
+
+    /// From when a process can be used to the end of the last one that takes its place. This process may become another program
+    /// meanwhile.
+    fn attend(
+        &self,
+        child: &mut Child,
+        mounted: Option<MountId>,
+        since: Instant,
+        stopping: &mut bool,
+    ) -> io::Result<WaitStatus> {
+        loop {
+            let status = child.wait_end(&self.signals, stopping, mounted)?;
+            let Some(program) = child.follow(*stopping)? else { return Ok(status) };
+            let &Supervised { point, successor: Some(how), note, .. } = self.mount else { continue };
+            if *stopping {
+                continue;
             }
-        };
-        if let Some(dead) = &mut dead
-            && !until_free(point, dead, wait, &signals)?
-        {
-            return Ok(());
+            let state =
+                State { signals: &self.signals, history: &self.history, begun: self.begun, mounted, since, note };
+            let gone_on = match &program {
+                Some(program) => successor::go_on_as(program, how, child, &state, stopping),
+                None => Err("is not known".into()),
+            };
+            let Err(why) = gone_on;
+            if *stopping {
+                continue;
+            }
+            tracing::warn!(
+                point = %point.display(), program = successor::show(program.as_deref()), reason = why,
+                "the program that serves now does not look after the mount: braidfs {}, which did so far, goes on with that, \
+                 and would mount again itself", env!("CARGO_PKG_VERSION")
+            );
         }
     }
 }
@@ -226,27 +345,10 @@ enum End {
     Over(String),
 }
 
-/// From the start of a serving process to its end; and the mount that it made last.
-fn run(mut child: Child, signals: &HeldSignals, ready: impl FnOnce(i32)) -> io::Result<(End, Option<MountId>)> {
-    let (since, mut stopping) = (Instant::now(), false);
-    let said = child.wait_ready(signals, &mut stopping)?;
-    let is_ready = said.told == Some(Told::Ready);
-    if is_ready {
-        ready(child.pid.as_raw_pid());
+impl End {
+    fn served(since: Instant, status: WaitStatus, stopped: bool) -> Self {
+        Self::Served { served: since.elapsed(), clean: status.exit_status() == Some(0), stopped, status: show(status) }
     }
-    let mut status = child.wait_end(signals, &mut stopping, said.mounted)?;
-    while is_ready && child.follow(stopping)? {
-        status = child.wait_end(signals, &mut stopping, said.mounted)?;
-    }
-    let (served, clean, status) = (since.elapsed(), status.exit_status() == Some(0), show(status));
-    let end = match said.told {
-        Some(Told::Ready) => End::Served { served, clean, stopped: stopping, status },
-        _ if stopping => End::Stopped,
-        Some(Told::Ended(why)) => End::Over(why),
-        Some(Told::Failed(why)) => End::Failed { why, detaching: said.detaching, status },
-        None => End::Failed { why: String::new(), detaching: said.detaching, status },
-    };
-    Ok((end, said.mounted))
 }
 
 /// [`look_at`] a mount whose process has ended: the kernel may close its connection a moment later.
@@ -331,13 +433,20 @@ impl DeadMount {
 }
 
 /// A serving process.
+#[derive(Debug)]
 struct Child {
     pid: Pid,
     pipe: File,
     status: Option<WaitStatus>,
+    /// What it said while it served, as far as that is read.
+    heard: Vec<u8>,
 }
 
 impl Child {
+    fn of(pid: Pid, pipe: File) -> Self {
+        Self { pid, pipe, status: None, heard: Vec::new() }
+    }
+
     fn start<E: Display>(
         signals: &HeldSignals,
         in_background: bool,
@@ -348,7 +457,7 @@ impl Child {
             work(ready)
         })?;
         let pid = Pid::from_raw(pid).ok_or_else(|| io::Error::other("fork returned no process"))?;
-        Ok(Self { pid, pipe: pipe.into(), status: None })
+        Ok(Self::of(pid, pipe.into()))
     }
 
     /// Waits until the process can be used, or has ended.
@@ -377,9 +486,9 @@ impl Child {
         Ok(parse_report(&said))
     }
 
-    /// The process has ended: whether another one has taken its place, which is this one's child then.
-    fn follow(&mut self, stopping: bool) -> io::Result<bool> {
-        let (mut said, mut buf) = (Vec::new(), [0; 4096]);
+    /// The process has ended: whether another one has taken its place, which is this one's child then; and its program.
+    fn follow(&mut self, stopping: bool) -> io::Result<Option<Option<PathBuf>>> {
+        let (mut said, mut buf) = (std::mem::take(&mut self.heard), [0; 4096]);
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         // What it said while it served; others may have the other end.
         while poll(&mut [PollFd::new(&self.pipe, PollFlags::IN)], Some(&now)).is_ok_and(|n| n > 0) {
@@ -388,19 +497,22 @@ impl Child {
                 n => said.extend_from_slice(&buf[..n]),
             }
         }
-        let Some(pid) = handed_to(&said).and_then(Pid::from_raw) else { return Ok(false) };
-        match waitpid(Some(pid), WaitOptions::NOHANG) {
-            Ok(ended) => (self.pid, self.status) = (pid, ended.map(|(_, status)| status)),
+        let Some(Handing { pid, program }) = handed_to(&said) else { return Ok(None) };
+        let Some(pid) = Pid::from_raw(pid) else { return Ok(None) };
+        // It may have ended by now; that is waited for as for others.
+        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        match waitid(WaitId::Pid(pid), look) {
+            Ok(_) => (self.pid, self.status) = (pid, None),
             // it was ended by the one that it was to follow
-            Err(rustix::io::Errno::CHILD) => return Ok(false),
+            Err(rustix::io::Errno::CHILD) => return Ok(None),
             Err(e) => return Err(e.into()),
         }
         tracing::info!(pid = pid.as_raw_pid(), "another process serves: it is followed");
-        if stopping && self.status.is_none() {
+        if stopping {
             // the one before was told, and may have had no time for it
             kill_process(pid, Signal::TERM)?;
         }
-        Ok(true)
+        Ok(Some(program.or_else(|| successor::program_of(pid))))
     }
 
     /// Waits for the end of the process, and sees to it: a thread of it that waits in the kernel for pages of `mounted` to be
@@ -479,6 +591,26 @@ struct HeldSignals {
 }
 
 impl HeldSignals {
+    /// Those that a program before this one held back in this process; `blocked` were so before it did.
+    fn held(blocked: u64) -> io::Result<Self> {
+        let mut signals = Self::hold()?;
+        // SAFETY: the first call makes `before` a set, which the others change; numbers beyond those of signals are refused.
+        unsafe {
+            libc::sigemptyset(&raw mut signals.before);
+            for signal in (1..=64).filter(|n| blocked & (1 << (n - 1)) != 0) {
+                libc::sigaddset(&raw mut signals.before, signal);
+            }
+        }
+        Ok(signals)
+    }
+
+    /// Signals that were blocked before: bit n - 1 is signal n.
+    fn blocked_before(&self) -> u64 {
+        // SAFETY: `before` is a set that the system made.
+        let has = |n: &i32| unsafe { libc::sigismember(&raw const self.before, *n) } == 1;
+        (1..=64).filter(has).map(|n| 1 << (n - 1)).sum()
+    }
+
     fn hold() -> io::Result<Self> {
         let (mut held, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the first call makes `held` a set, which the next ones change; the last one reads it and makes `before`
