@@ -67,7 +67,7 @@ const LOCKS_WAIT: Duration = Duration::from_secs(10);
     braidfs mount nbd://storage/vol1 /mnt           on another machine's disk\n  \
     braidfs mount -f --log debug disk.img /mnt      in the foreground\n  \
     braidfs mount -o remount,ro /mnt                read-only from now on\n  \
-    braidfs mount -o tenant=web /mnt /srv/web       a tenant of it by itself (docs/tenants.md)\n\n\
+    braidfs mount -o tenant=web /mnt /srv/web       a tenant of it by itself (tenants.md)\n\n\
     In /etc/fstab (with this program linked as /sbin/mount.braidfs):\n  \
     /srv/disk.img  /mnt  braidfs  noatime,commit=10  0 2\n\n\
     Exit codes: 1 wrong usage, 2 system error, 32 the mount failed.")]
