@@ -38,11 +38,12 @@ BASH_COMPLETIONS := $(SHARE)/bash-completion/completions
 ZSH_COMPLETIONS := $(SHARE)/zsh/site-functions
 FISH_COMPLETIONS := $(SHARE)/fish/vendor_completions.d
 COMPLETIONS := $(foreach c,braidfs $(TYPED),$(BASH_COMPLETIONS)/$(c) $(ZSH_COMPLETIONS)/_$(c) $(FISH_COMPLETIONS)/$(c).fish)
+DOC := $(SHARE)/doc/braidfs
 UDEV_RULE := $(DESTDIR)$(LIBDIR)/udev/rules.d/60-braidfs.rules
 UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service braidfs@.service)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy doc api unit heavy heavy-long semver top-picture dashboard-picture watch-cost watch-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps deps-test lib wheel python python-built python-unit install install-lib uninstall deb deb-test deb-test-built dist blkid-test recovery-bench sync-bench resize-kill device-kill tenant-kill tenant-rates supervise-kills supervise-peers upgrade-rounds upgrade-peers upgrade-from small-files clean
+.PHONY: help build demo bench test fmt clippy doc api unit heavy heavy-long semver top-picture dashboard-picture watch-cost watch-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps deps-test lib wheel python python-built python-unit install install-lib uninstall deb deb-test deb-test-built dist blkid-test recovery-bench sync-bench resize-kill device-kill tenant-kill tenant-rates supervise-kills supervise-peers upgrade-rounds upgrade-peers upgrade-from small-files dist-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -261,12 +262,12 @@ deps: ## checks for needed commands, installs them when root
 deps-test: ## the same, and what some tests need, which skip without
 	@scripts/deps.sh --tests
 
-install: build ## the binary, helpers for mount(8) and fsck(8), man pages, completions, udev rule, systemd units
+install: build ## the binary, helpers for mount(8) and fsck(8), man pages, documentation, completions, udev rule, systemd units
 	install -D -m 755 $(BUILT) $(DESTDIR)$(PREFIX)/bin/braidfs
 	install -d $(DESTDIR)$(SBINDIR) $(BASH_COMPLETIONS) $(ZSH_COMPLETIONS) $(FISH_COMPLETIONS) $(dir $(UDEV_RULE) $(UNITS))
 	for name in $(HELPERS); do ln -sf $(PREFIX)/bin/braidfs $(DESTDIR)$(SBINDIR)/$$name; done
 	rm -f $(OLD_PAGES)
-	$(BUILT) man $(MAN)
+	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || stat -c %Y Cargo.toml)} $(BUILT) man $(MAN)
 	chmod 644 $(PAGES)
 	for name in "" $(TYPED); do c=$${name:-braidfs}; b="$(BUILT) completions"; \
 		$$b bash $$name >$(BASH_COMPLETIONS)/$$c && $$b zsh $$name >$(ZSH_COMPLETIONS)/_$$c && \
@@ -276,6 +277,9 @@ install: build ## the binary, helpers for mount(8) and fsck(8), man pages, compl
 		sed 's|@BINDIR@|$(PREFIX)/bin|' $$in >$$unit || exit 1; done
 	chmod 644 $(COMPLETIONS) $(UDEV_RULE) $(UNITS)
 	install -D -m 644 dist/magic $(SHARE)/braidfs/magic
+	install -d $(DOC)/tutorials
+	install -m 644 docs/*.md docs/*.svg $(DOC)
+	install -m 644 docs/tutorials/*.md $(DOC)/tutorials
 
 install-lib: lib ## the C library, its header, and what pkg-config says of it
 	install -D -m 755 -s $(TARGET)/release/libbraidfs_c.so $(LIB)/$(SONAME)
@@ -289,6 +293,8 @@ uninstall: ## what install did
 	rm -f $(DESTDIR)$(PREFIX)/bin/braidfs $(PAGES) $(OLD_PAGES) $(COMPLETIONS) $(UDEV_RULE) $(UNITS) $(SHARE)/braidfs/magic
 	rm -f $(addprefix $(LIB)/,$(SONAME) libbraidfs.so libbraidfs.a pkgconfig/braidfs.pc) $(DESTDIR)$(PREFIX)/include/braidfs.h
 	rmdir $(SHARE)/braidfs 2>/dev/null || true
+	rm -f $(patsubst docs/%,$(DOC)/%,$(wildcard docs/*.md docs/*.svg docs/tutorials/*.md))
+	rmdir $(DOC)/tutorials $(DOC) 2>/dev/null || true
 	for name in $(HELPERS); do rm -f $(DESTDIR)$(SBINDIR)/$$name; done
 
 deb: build ## the Debian package, target/deb/braidfs_VERSION_ARCH.deb
@@ -301,6 +307,9 @@ dist: ## the release tarball of what is committed, target/braidfs-VERSION.tar.gz
 	@version=$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1); mkdir -p $(TARGET) && \
 		git archive --format=tar.gz --prefix=braidfs-$$version/ -o $(TARGET)/braidfs-$$version.tar.gz HEAD && \
 		echo $(TARGET)/braidfs-$$version.tar.gz
+
+dist-test: dist ## the tarball unpacked, `cargo install` of it, mkfs, cp, fsck and resize by what that installed (5 minutes)
+	@scripts/dist-test.sh $(TARGET)/braidfs-$(VERSION).tar.gz
 
 deb-test-built: ## the same with the program that was built for the tests, without lintian where that is not there; says so where it cannot
 	@BUILT=$(TARGET)/debug/braidfs scripts/deb-test.sh --or-skip

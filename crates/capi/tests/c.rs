@@ -76,6 +76,51 @@ fn every_call_answers_as_the_header_says() {
     run(valgrind.arg(&program).arg(dir.path().join("b.img")));
 }
 
+/// What `make install-lib` puts into place is what pkg-config tells a compiler of.
+#[test]
+fn programs_are_built_on_what_is_installed() {
+    for tool in ["pkg-config", "make"] {
+        if Command::new(tool).arg("--version").output().is_err() {
+            eprintln!("SKIPPED: no {tool} here");
+            return;
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (root, target) = (dir.path().join("root"), dir.path().join("target"));
+    std::fs::create_dir_all(target.join("release")).unwrap();
+    for name in ["libbraidfs_c.so", "libbraidfs_c.a"] {
+        symlink(built().join(name), target.join("release").join(name)).unwrap();
+    }
+    let mut make = Command::new("make");
+    make.args(["--no-print-directory", "--assume-old=lib", "install-lib", "PREFIX=/opt/b"])
+        .current_dir(here().join("../.."));
+    make.arg(format!("DESTDIR={}", root.display())).env("CARGO_TARGET_DIR", &target).env_remove("MAKEFLAGS");
+    run(&mut make);
+    let lib = root.join("opt/b/lib");
+    let told = |arguments: &[&str]| -> Vec<String> {
+        let mut command = Command::new("pkg-config");
+        command.args(arguments).arg("braidfs").env("PKG_CONFIG_PATH", lib.join("pkgconfig"));
+        let text = run(command.env("PKG_CONFIG_SYSROOT_DIR", &root));
+        text.split_whitespace().map(String::from).collect()
+    };
+    assert_eq!(told(&["--modversion"]), [env!("CARGO_PKG_VERSION")]);
+    let source = here().join("examples/first.c");
+    let says = |program: &Path, image: &str| {
+        let out = run(Command::new(program).arg(dir.path().join(image)).env("LD_LIBRARY_PATH", &lib));
+        assert!(out.starts_with("read: hello\n"), "{out}");
+    };
+    let shared = dir.path().join("shared");
+    run(Command::new("cc").arg(&source).args(told(&["--cflags", "--libs"])).arg("-o").arg(&shared));
+    says(&shared, "a.img");
+    // without the shared one the same words find the archive, with what it needs
+    for name in ["libbraidfs.so", "libbraidfs.so.0"] {
+        std::fs::remove_file(lib.join(name)).unwrap();
+    }
+    let of_archive = dir.path().join("of_archive");
+    run(Command::new("cc").arg(&source).args(told(&["--static", "--cflags", "--libs"])).arg("-o").arg(&of_archive));
+    says(&of_archive, "b.img");
+}
+
 /// `api.txt` is what `make api` holds the header against.
 #[test]
 fn the_library_exports_what_the_list_names_and_nothing_else() {

@@ -18,7 +18,7 @@ const PAGES: [&str; 9] = [
     "braidfs-scrub",
 ];
 /// Below the root, where systemd, udev and the shells look.
-const BESIDE: [&str; 11] = [
+const BESIDE: [&str; 12] = [
     "lib/udev/rules.d/60-braidfs.rules",
     "lib/systemd/system/braidfs-scrub@.service",
     "lib/systemd/system/braidfs-scrub@.timer",
@@ -30,6 +30,7 @@ const BESIDE: [&str; 11] = [
     "usr/share/fish/vendor_completions.d/braidfs.fish",
     "usr/share/braidfs/magic",
     "usr/share/man/man5/braidfs.5",
+    "usr/share/doc/braidfs/tutorials/first-volume.md",
 ];
 
 fn missing(program: &str) -> bool {
@@ -108,10 +109,23 @@ fn pages_are_installed_found_and_removed() {
 #[test]
 fn pages_have_no_warnings() {
     let b = Bench::new();
-    b.run(&["man", "man"]).ok();
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let with_date = |seconds| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_braidfs"));
+        run(command.arg("man").arg(b.path("man")).env("SOURCE_DATE_EPOCH", seconds))
+    };
+    with_date("yesterday").fails(1, &["SOURCE_DATE_EPOCH", "yesterday"]);
+    with_date("951827696").ok();
     let pages = files(&b.path("man"));
     for page in &pages {
         let text = std::fs::read_to_string(page).unwrap();
+        let head = text.lines().find(|l| l.starts_with(".TH")).unwrap();
+        assert!(head.contains("2000-02-29"), "{}: {head}", page.display());
+        // what a page sends its reader to is installed, and has that name
+        for name in text.split(|c: char| c.is_whitespace() || "():,".contains(c)).filter(|w| w.contains(".md")) {
+            let name = &name[..name.find(".md").unwrap() + 3];
+            assert!(docs.join(name).exists(), "{}: {name}", page.display());
+        }
         for section in ["NAME", "EXAMPLES", "SEE ALSO"] {
             assert!(
                 text.contains(&format!(".SH {section}")) || text.contains(&format!(".SH \"{section}\"")),

@@ -45,6 +45,7 @@ fn mkfs_refuses_what_is_out_of_range() {
         ("--label", "0123456789012345678901234567890123456789012345678901234567890123", "63 bytes"),
         ("--uuid", "00000000-0000-0000-0000-000000000000", "random"),
         ("--size", "33554433", "4096"),
+        ("--size", "10", "4096 bytes, and 32 MiB to 16 TiB"),
     ] {
         let mut args = vec!["mkfs", "--size", "64M", option, value, "new.img"];
         if option == "--size" {
@@ -57,6 +58,7 @@ fn mkfs_refuses_what_is_out_of_range() {
         b.run(&["mkfs", option, value, "new.img"]).fails(1, &[option]);
     }
     b.run(&["mkfs", "--size", "16M", "new.img"]).fails(1, &["at least 32 MiB"]);
+    b.run(&["defrag", "."]).fails(1, &["on no mounted braidfs: give a mount point or a path on one"]);
     b.run(&["mkfs", "--size", "17T", "new.img"]).fails(1, &["at most 16 TiB"]);
     assert!(!b.path("new.img").exists());
 }

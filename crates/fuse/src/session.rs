@@ -301,7 +301,7 @@ pub(crate) fn run(fresh: Fresh, service: Service<'_>, ready: impl FnOnce()) -> R
                     if let Some(mut fs) = empty(slots) {
                         // the helper ends
                         fs.jobs = mpsc::channel().0;
-                        stopped = Some((Box::new(fs), prepared));
+                        stopped = Some((Box::new(fs), Box::new(prepared)));
                     } else {
                         prepared.refuse("the file system is still in use");
                         abandon();

@@ -144,7 +144,7 @@ fn why(e: &io::Error) -> String {
     match Errno::from_io_error(e) {
         Some(Errno::PERM) => "only root may, and who mounted it".into(),
         Some(Errno::NOTTY | Errno::OPNOTSUPP | Errno::INVAL) => {
-            "it is of no mounted braidfs, or its server is of an older version".into()
+            "it is on no mounted braidfs: give a mount point or a path on one (or the server is of an older version: mount it again)".into()
         }
         Some(Errno::NOSPC) => "too little free room lies together: make some, and try again".into(),
         Some(Errno::ROFS) => "it is mounted read-only: remount it writable first (mount -o remount,rw)".into(),

@@ -4,24 +4,28 @@ use crate::cmd::man_text;
 use crate::cmd::option_table::{Again, How, Row, TABLE};
 use crate::failure::{Failure, Outcome, host_error};
 use crate::personality::HELPERS;
+use crate::text;
+use braidfs::Timestamp;
 use std::fmt::Write;
 use std::path::PathBuf;
 
 /// Write the manual pages, each into the directory of its section
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  braidfs man /usr/share/man")]
+#[command(
+    after_help = "The date in them is that of SOURCE_DATE_EPOCH (seconds since 1970), where that is set, else today's.\n\n\
+    Example:\n  braidfs man /usr/share/man"
+)]
 pub struct Args {
     /// Where to: man5 and man8 are made in it
     dir: PathBuf,
 }
 
-/// Of the pages.
-const DATE: &str = "2026-11-23";
 /// What they say they belong to.
 const SOURCE: &str = concat!("braidfs ", env!("CARGO_PKG_VERSION"));
 
 /// Writes `braidfs.8`, a page per command, those of the helpers, and `braidfs.5`.
 pub fn run(args: &Args, root: clap::Command) -> Outcome {
+    let date = date()?;
     let fail = |e: std::io::Error| Failure::at("cannot write manual pages to", args.dir.display(), host_error(&e));
     let write = |title: &str, section: &str, page: &str| {
         let dir = args.dir.join(format!("man{section}"));
@@ -31,11 +35,27 @@ pub fn run(args: &Args, root: clap::Command) -> Outcome {
     let mut root = root;
     root.build();
     for page in pages(&root) {
-        write(&page.title, "8", &page.text().map_err(fail)?).map_err(fail)?;
+        write(&page.title, "8", &page.text(&date).map_err(fail)?).map_err(fail)?;
     }
-    write("mount.braidfs", "8", &mount_page()).map_err(fail)?;
-    write("braidfs", "5", &format!(".TH BRAIDFS 5 {DATE} \"{SOURCE}\"\n{}", man_text::FORMAT_PAGE)).map_err(fail)?;
+    write("mount.braidfs", "8", &mount_page(&date)).map_err(fail)?;
+    write("braidfs", "5", &format!(".TH BRAIDFS 5 {date} \"{SOURCE}\"\n{}", man_text::FORMAT_PAGE)).map_err(fail)?;
     Ok(0)
+}
+
+/// Of the pages: that of what they were made from, where whoever makes them tells it, as `make install` does, and else today's.
+fn date() -> Result<String, Failure> {
+    const OF_THE_SOURCES: &str = "SOURCE_DATE_EPOCH";
+    let sec = match std::env::var(OF_THE_SOURCES) {
+        Ok(seconds) => seconds.parse().map_err(|_| {
+            Failure::new(format!(
+                "man: {OF_THE_SOURCES}={seconds:?} is no number of seconds since 1970: correct it or unset it"
+            ))
+        })?,
+        Err(_) => std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs() as i64),
+    };
+    let mut text = text::time(Timestamp { sec, nsec: 0 });
+    text.truncate(text.find(' ').unwrap_or(text.len()));
+    Ok(text)
 }
 
 /// A page that is made from the command line's own help.
@@ -62,9 +82,9 @@ fn pages(root: &clap::Command) -> Vec<Page> {
 }
 
 impl Page {
-    fn text(&self) -> std::io::Result<String> {
+    fn text(&self, date: &str) -> std::io::Result<String> {
         let title = self.title.to_uppercase();
-        let man = clap_mangen::Man::new(self.command.clone()).title(title).section("8").date(DATE).source(SOURCE);
+        let man = clap_mangen::Man::new(self.command.clone()).title(title).section("8").date(date).source(SOURCE);
         let man = man.manual("braidfs");
         let mut out = Vec::new();
         man.render_title(&mut out)?;
@@ -95,7 +115,7 @@ pub fn plain(text: &str) -> String {
 }
 
 /// `mount.braidfs.8`: the helper, and the table of options.
-fn mount_page() -> String {
+fn mount_page(date: &str) -> String {
     let mut rows = String::new();
     for row in TABLE {
         // writing to a String cannot fail
@@ -108,7 +128,7 @@ fn mount_page() -> String {
             plain(row.what)
         );
     }
-    format!("'\\\" t\n.TH MOUNT.BRAIDFS 8 {DATE} \"{SOURCE}\"\n{MOUNT_HEAD}{rows}{MOUNT_TAIL}")
+    format!("'\\\" t\n.TH MOUNT.BRAIDFS 8 {date} \"{SOURCE}\"\n{MOUNT_HEAD}{rows}{MOUNT_TAIL}")
 }
 
 fn names(row: &Row) -> String {

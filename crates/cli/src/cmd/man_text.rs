@@ -138,7 +138,9 @@ A volume has a UUID, and may have a label of up to 63 bytes; each of its devices
 the udev rule of this package runs, lsblk(8) shows them, and /dev/disk/by\-uuid and /dev/disk/by\-label have links. Of a
 volume of several devices all have the same UUID, and a link names any one of them: name such volumes by their devices.
 .SS Limits
-A volume has 32 MiB to 16 TiB, at most 16 devices and 256 domains; a name has at most 255 bytes.
+mkfs.braidfs(8) makes volumes of 32 MiB to 16 TiB. braidfs\-resize(8) makes them as small as what is on them allows, also
+below that, and as large as 64 TiB, but no larger than 1024 times (above 16 TiB: 4 times) their first size. A volume has at most 16 devices
+and 256 domains; a name has at most 255 bytes.
 .SH FILES
 .TP
 .I /etc/fstab
@@ -165,6 +167,9 @@ options fuse enable_uring=Y
 .EE
 .IP
 lets requests come through io_uring, on Linux 6.14 or newer.
+.TP
+.I /usr/share/doc/braidfs
+The documentation that other pages name: mounted.md, remote.md and more, in text. Below /usr/local where \fBmake install\fR put it.
 .SH NOTES
 File data has checksums only on volumes made with \fBmkfs.braidfs \-\-data\-checksums\fR; metadata always has.
 The format may still change: a volume of another version is refused with a message that names both.

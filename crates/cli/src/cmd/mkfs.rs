@@ -16,7 +16,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Smallest and largest volume.
+/// Smallest and largest volume that is made; see braidfs-resize(8) for what can become of it.
 const VOLUME_BYTES: std::ops::RangeInclusive<u64> = 32 << 20..=16 << 40;
 
 /// Make a volume on image files or block devices
@@ -25,7 +25,7 @@ const VOLUME_BYTES: std::ops::RangeInclusive<u64> = 32 << 20..=16 << 40;
     after_help = "Examples:\n  braidfs mkfs --size 10G disk.img        make an image file of 10 GiB and a volume in it\n  \
     braidfs mkfs -L data /dev/sdb           a block device\n  \
     braidfs mkfs --domains 8 /dev/sdb /dev/sdc   one volume over two devices\n\n\
-    A volume has 32 MiB to 16 TiB. Sizes take K, M, G, T (powers of 1024).\n\n\
+    A new volume has 32 MiB to 16 TiB (braidfs-resize(8) goes further). Sizes take K, M, G, T (powers of 1024).\n\n\
     What a device holds is recognised with wipefs(8) of util-linux, and by braidfs itself: it is overwritten only with\n\
     --force; its signatures are then wiped."
 )]
@@ -128,7 +128,7 @@ fn options(args: &Args) -> Result<MkfsOptions, Failure> {
         return bad("--mlogs", &n, "use 1 to 64");
     }
     if let Some(n) = args.size.filter(|n| n % 4096 != 0) {
-        return bad("--size", &n, "use a multiple of 4096 bytes");
+        return bad("--size", &n, "use a multiple of 4096 bytes, and 32 MiB to 16 TiB for all devices together");
     }
     if let Some(uuid) = args.uuid.filter(uuid::Uuid::is_nil) {
         return bad("--uuid", &uuid, "all zero means none: leave the option out for a random one");
@@ -277,7 +277,11 @@ fn check_total(args: &Args, paths: &[PathBuf]) -> Result<(), Failure> {
         return Ok(());
     }
     let limit = if total < *VOLUME_BYTES.start() { "at least 32 MiB" } else { "at most 16 TiB" };
-    Err(Failure::at("cannot format", open::show(paths), format!("{} in all: a volume has {limit}", text::size(total))))
+    Err(Failure::at(
+        "cannot format",
+        open::show(paths),
+        format!("{} in all: a new volume has {limit}", text::size(total)),
+    ))
 }
 
 /// A block device tells its size at its end.

@@ -49,7 +49,7 @@ const LOCKS_WAIT: Duration = Duration::from_secs(10);
     on commits do, too, unless the volume has data checksums or is mounted with data=journal; log: always elsewhere, so\n\
     that a crash leaves all of them or none.\n\n\
     private: for the mounting user alone, without permissions, ACLs and extended attributes; cache=through: each write\n\
-    goes to the server at once. Both save requests: docs/mounted.md says what they give up.\n\n\
+    goes to the server at once. Both save requests: mounted.md says what they give up.\n\n\
     latency=auto (default): a process that alone sends many small requests is served on its own CPU\n\
     (as root); low: also, idle CPUs do not halt while requests come (root; faster, above all in a\n\
     virtual machine, for more power); off: neither.\n\n\
@@ -59,14 +59,15 @@ const LOCKS_WAIT: Duration = Duration::from_secs(10);
     nothing; dev: /dev/fuse. The log says which and why.\n\n\
     supervise: a parent waits for the process that serves, and where that dies (a crash, kill -9) mounts anew at the same\n\
     place, unless it has died more than TIMES times within SECONDS (5/600). umount ends both, SIGTERM to either, too.\n\
-    Files that are open then stay dead (ENOTCONN): docs/mounted.md. The log tells of it, so use --log-file.\n\n\
+    Files that are open then stay dead (ENOTCONN): mounted.md. The log tells of it, so use --log-file.\n\n\
     A DEVICE may lie on an NBD server: nbd://HOST[:PORT][/EXPORT], nbd+unix:///EXPORT?socket=PATH, with\n\
-    ?timeout=SECONDS (30), connections=N (4), lease=SECONDS or off (15): docs/remote.md. Such a volume has one writer.\n\n\
+    ?timeout=SECONDS (30), connections=N (4), lease=SECONDS or off (15): remote.md. Such a volume has one writer.\n\n\
+    The documentation lies in /usr/share/doc/braidfs, or docs/ of the sources.\n\n\
     Examples:\n  braidfs mount disk.img /mnt\n  braidfs mount -o ro,noatime /dev/sdb /dev/sdc /mnt\n  \
     braidfs mount nbd://storage/vol1 /mnt           on another machine's disk\n  \
     braidfs mount -f --log debug disk.img /mnt      in the foreground\n  \
     braidfs mount -o remount,ro /mnt                read-only from now on\n  \
-    braidfs mount -o tenant=web /mnt /srv/web       a tenant of it by itself (docs/tenants.md)\n\n\
+    braidfs mount -o tenant=web /mnt /srv/web       a tenant of it by itself (tenants.md)\n\n\
     In /etc/fstab (with this program linked as /sbin/mount.braidfs):\n  \
     /srv/disk.img  /mnt  braidfs  noatime,commit=10  0 2\n\n\
     Exit codes: 1 wrong usage, 2 system error, 32 the mount failed.")]

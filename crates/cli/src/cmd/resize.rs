@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
     to 1024 times its size, up to 64 TiB with block groups of 64 MiB.\n\n\
     To a smaller size what lies behind the new end is moved first. What cannot move: block groups in which files have\n\
     their inode numbers, journals, files that are overwritten in place (chattr +C) or allocated; then the command says\n\
-    what the least size is, and the volume stays as it is. An image file is cut off. A mounted volume becomes smaller\n\
+    what the least size is, which may be below what mkfs makes (32 MiB), and the volume stays as it is. An image file is cut off. A mounted volume becomes smaller\n\
     where it is mounted with -o cache=through; else unmount it first."
 )]
 pub struct Args {

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
     which is said.\n\n\
     Not of a mount whose requests come through io_uring (see `braidfs mount --help`, transport=), of one that was\n\
     mounted read-only and made writable since, nor while a scrub of it runs: the command says why, and nothing happens.\n\
-    docs/mounted.md has the rest."
+    mounted.md in /usr/share/doc/braidfs (docs/ of the sources) has the rest."
 )]
 pub struct Args {
     /// The program that is to serve [default: the one of this command]

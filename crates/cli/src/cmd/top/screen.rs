@@ -28,8 +28,12 @@ pub fn draw(frame: &mut Frame<'_>, view: &View, tab: Tab, title: &str) {
     };
     let names = Row::new(table.columns.iter().enumerate().map(|(c, name)| right(c, name))).style(reversed);
     let rows = table.rows.iter().map(|row| Row::new(row.iter().enumerate().map(|(c, text)| right(c, text))));
-    let widths = table.widths().into_iter().map(|w| Constraint::Length(w as u16));
-    frame.render_widget(Table::new(rows, widths).header(names).column_spacing(2), areas[3]);
+    let widths = table.widths();
+    // closer together where there is not room for all
+    let fits = widths.iter().map(|w| w + 2).sum::<usize>() <= usize::from(areas[3].width) + 2;
+    let widths = widths.into_iter().map(|w| Constraint::Length(w as u16));
+    let spacing = if fits { 2 } else { 1 };
+    frame.render_widget(Table::new(rows, widths).header(names).column_spacing(spacing), areas[3]);
     let tables = if view.tabs().contains(&Tab::Tenants) { "o d p e" } else { "o d p" };
     let keys = format!("q end   Tab, {tables} table   sort: r rate  l latency  t time  n name   space now");
     frame.render_widget(Line::from(keys), areas[4]);

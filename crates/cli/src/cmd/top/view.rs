@@ -470,7 +470,7 @@ pub mod tests {
                          "latency": [[9, 60]]},
                         {"domain": 1, "blocks": 100, "failed": "broken", "latency": [[80, 9], [140, 1]]}],
             "cache": {"budget": 1 << 30, "data": 1 << 20, "dirty": 4096, "hits": 14, "misses": 1},
-            "processes": [{"thread": 11, "requests": 507, "timed": 507, "timed_ns": 1_500_070, "latency": [[9, 499], [81, 1]]}, {"thread": 12, "requests": 500, "timed": 50, "timed_ns": 500_000, "latency": [[9, 47], [141, 3]]},
+            "processes": [{"thread": 11, "requests": 507, "timed": 507, "timed_ns": 1_500_070, "latency": [[9, 494], [81, 6]]}, {"thread": 12, "requests": 500, "timed": 50, "timed_ns": 500_000, "latency": [[9, 47], [141, 3]]},
                           {"thread": 0, "requests": 2, "timed_ns": 0}, {"thread": 99, "requests": 1, "timed_ns": 9}],
             "tenants": [{"name": "free", "domain": 0, "used": 4096, "inodes": 1},
                         {"name": "web\u{1b}[2J", "domain": 0, "used": 1 << 20, "space": 4 << 20, "inodes": 10, "inodes_max": 1000},
@@ -502,7 +502,7 @@ pub mod tests {
         assert!(
             processes[0].contains("git")
                 && processes[0].contains(" 11 ")
-                && processes[0].contains("1000  6.5 µs  1.3 µs  1.3 µs  590 µs     0.7 %"),
+                && processes[0].contains("1000  6.5 µs  1.3 µs  1.3 µs  655 µs     0.7 %"),
             "{text}"
         );
         assert!(processes[1].starts_with("kernel") && processes[2].starts_with('?'), "{text}");
