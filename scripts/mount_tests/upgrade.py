@@ -850,6 +850,37 @@ def a_service_manager_is_told_who_serves(volume, _top):
 
 
 @check
+def a_device_that_takes_nothing_more(volume, _top):
+    """An image with holes on a full disk: refused while it is served, and what is there can be read."""
+    root_only()
+    with mounted(volume) as v, contextlib.ExitStack() as stack:
+        v.umount()
+        full = v.image.with_suffix(".full")
+        full.mkdir()
+        stack.callback(full.rmdir)
+        run("mount", "-t", "tmpfs", "-o", "size=32M", "tmpfs", full)
+        stack.callback(run, "umount", full)
+        image = full / "image"
+        run(v.binary, "mkfs", "-q", "--size", "256M", image)
+        run(v.binary, "mount", "-o", "transport=dev,commit=300", image, v.mnt)
+        stack.callback(v.force_down)
+        write_synced(v.mnt / "f", b"x")
+        with contextlib.suppress(OSError), open(full / "fill", "wb", buffering=0) as file:
+            while True:
+                file.write(b"f" * 65536)
+        serving = server(v)
+        text = upgrade(v, ok=(BACK,))[1]
+        must("cannot be made durable" in text, text)
+        same(server(v), serving, "the process that serves")
+        same((v.mnt / "f").read_bytes(), b"x", "content")
+        text = upgrade(v, ok=(BACK,))[1]
+        must("read-only after an error" in text and text.endswith("run fsck.braidfs"), text)
+        (full / "fill").unlink()
+        v.umount()
+        same(run(v.binary, "fsck", "-f", "-n", image, ok=None)[0], 0, "exit code of fsck")
+
+
+@check
 def asked_to_end_while_it_is_handed_over(volume, _top):
     """What SIGTERM means that comes while a mount is handed over: whoever serves unmounts."""
     with mounted(volume) as v:

@@ -426,7 +426,8 @@ impl Job<'_> {
             Job { devices: self.devices_now(mounted), mountpoint, spec: &spec, mounted, again, added }
                 .serve(ready, Some(dead))
         };
-        let (devices, note) = (|| self.devices_now(mounted), note_of(mounted));
+        // which of them are the volume's is looked at when it is mounted again
+        let (devices, note) = (|| self.devices_ever(), note_of(mounted));
         let parent = Parent { again: self.again, devices: &devices };
         let how = Supervised {
             point: &self.mountpoint,
@@ -438,10 +439,17 @@ impl Job<'_> {
         look(&how, Box::new(work)).map_err(|e| Failure::new(e.to_string()))
     }
 
+    /// All devices that the volume has or had.
+    fn devices_ever(&self) -> Vec<PathBuf> {
+        let added = self.added.as_ref().map_or_else(Vec::new, |a| a.paths());
+        let mut all = self.devices.clone();
+        all.extend(added.into_iter().filter(|p| !self.devices.contains(p)));
+        all
+    }
+
     /// The devices of the volume by now: it may have been given some, or have lost some that are anybody's.
     fn devices_now(&self, mounted: Option<Uuid>) -> Vec<PathBuf> {
-        let added = self.added.as_ref().map_or_else(Vec::new, |a| a.paths());
-        let (Some(mounted), false) = (mounted, added.is_empty() && self.devices.len() == 1) else {
+        let (Some(mounted), false) = (mounted, self.devices_ever().len() == 1) else {
             return self.devices.clone();
         };
         let of_volume = |path: &PathBuf| {
@@ -449,8 +457,7 @@ impl Job<'_> {
             let sb = device.and_then(|d| read_one(&d[0]).ok());
             sb.is_some_and(|sb| Uuid::from_bytes(sb.uuid) == mounted)
         };
-        let mut all = self.devices.clone();
-        all.extend(added.into_iter().filter(|p| !self.devices.contains(p)));
+        let mut all = self.devices_ever();
         // the first one is what the kernel's claim is on
         let first = all.first().cloned();
         all.retain(|p| Some(p) == first.as_ref() || of_volume(p));

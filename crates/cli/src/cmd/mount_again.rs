@@ -66,7 +66,7 @@ impl Again {
 /// Has another program look after the mount.
 pub struct Parent<'a> {
     pub again: &'a Again,
-    /// The volume's by now.
+    /// All that the volume has or had.
     pub devices: &'a dyn Fn() -> Vec<PathBuf>,
 }
 

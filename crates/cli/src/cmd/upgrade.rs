@@ -153,6 +153,8 @@ fn says(e: &io::Error) -> String {
             "the mount has ended: its server died, or it was unmounted; what was synced is there when it is mounted again"
                 .into()
         }
+        // the server's own words
+        None => e.to_string(),
         _ => host_error(e),
     }
 }

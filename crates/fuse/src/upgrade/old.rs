@@ -230,12 +230,17 @@ impl BraidFs {
             asked.refuse("another upgrade of it, or a remount, is under way");
             return Ok(Outcome::Deferred);
         }
-        let needs = self.needs();
-        let begin = move || match upgrades.greet(&config, &asked.arg, needs) {
-            Ok(new) => upgrades.stop_all(Prepared { new, asked }),
-            Err(why) => {
-                upgrades.under_way.store(false, Ordering::SeqCst);
-                asked.refuse(&why);
+        let (needs, vol) = (self.needs(), Arc::clone(&self.vol));
+        let begin = move || {
+            let durable = make_durable(&vol);
+            // nobody but the serving threads has it when they stop
+            drop(vol);
+            match durable.and_then(|()| upgrades.greet(&config, &asked.arg, needs)) {
+                Ok(new) => upgrades.stop_all(Prepared { new, asked }),
+                Err(why) => {
+                    upgrades.under_way.store(false, Ordering::SeqCst);
+                    asked.refuse(&why);
+                }
             }
         };
         if run_aside("fuse-upgrade", begin).is_err() {
@@ -410,6 +415,15 @@ impl Upgrades {
             _ => Err("it answers what it was not asked".into()),
         }
     }
+}
+
+/// What the volume's end would write for the most part, while it is served: so that a device which takes nothing more, as an image on
+/// a full disk, is noticed when the mount can go on for reading, and so that less is to be written when it cannot.
+fn make_durable(vol: &Volume) -> Result<(), String> {
+    let mut domains = if vol.read_only() { Vec::new() } else { vol.domains() }.into_iter();
+    domains
+        .try_for_each(|d| vol.commit_domain(braidfs::DomainId(d.domain), true))
+        .map_err(|e| format!("what was written cannot be made durable: {e}"))
 }
 
 fn alive(config: &Upgradable) -> Result<Vec<Arc<FileDevice>>, String> {
