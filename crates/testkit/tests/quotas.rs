@@ -309,7 +309,7 @@ fn a_group_has_limits() {
     v.append(&g, &[1; 4096]).unwrap();
     let back = SetAttr { gid: Some(50), mode: Some(0o600), ..SetAttr::default() };
     let before = v.getattr(f.ino()).unwrap();
-    let refused = set(f.ino(), back.clone()).unwrap_err();
+    let refused = set(f.ino(), back).unwrap_err();
     assert!(is_quota(&refused, EDQUOT));
     assert_eq!(v.getattr(f.ino()).unwrap(), before);
     assert_eq!((used(&v, staff), used(&v, other)), ((41, 3), (60, 1)));
