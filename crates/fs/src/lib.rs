@@ -47,7 +47,7 @@ mod options;
 mod pinned;
 
 pub use braidfs::{
-    Attr, FallocMode, FileKind, MkfsOptions, MountOptions, Piece, RenameMode, SetAttr, SetTime, StatFs, Ticket,
+    Advice, Attr, FallocMode, FileKind, MkfsOptions, MountOptions, Piece, RenameMode, SetAttr, SetTime, StatFs, Ticket,
 };
 pub use braidfs::{Timestamp, XattrMode};
 pub use dir::{DirEntry, ReadDir};
