@@ -65,6 +65,12 @@ typedef struct braidfs_pinned braidfs_pinned;
 #define BRAIDFS_SEEK_DATA 3u
 #define BRAIDFS_SEEK_HOLE 4u
 
+/* braidfs_fadvise */
+#define BRAIDFS_FADV_NORMAL 0u
+#define BRAIDFS_FADV_RANDOM 1u
+#define BRAIDFS_FADV_SEQUENTIAL 2u
+#define BRAIDFS_FADV_WILLNEED 3u
+
 /* braidfs_fallocate */
 #define BRAIDFS_FALLOC_KEEP_SIZE 0x1u
 #define BRAIDFS_FALLOC_PUNCH_HOLE 0x2u /* with KEEP_SIZE */
@@ -136,7 +142,7 @@ int braidfs_format(const char *image, uint64_t size, const char *options);
 
 /* Opens the volume on `count` image files, block devices or NBD exports (nbd://HOST/EXPORT), all that it
  * has. Options, or null: those of mount.braidfs(8) that mean something here (ro, noatime, relatime, strictatime, nodiratime, lazytime, discard, commit=SECONDS,
- * data=ordered|journal|writeback, overwrite=auto|log, cache=BYTES) and uid=, gid=, umask=OCTAL (022). */
+ * data=ordered|journal|writeback, overwrite=auto|log, cache=BYTES), readahead=BYTES (1M; what a file reads at once where it reads in a row) and uid=, gid=, umask=OCTAL (022). */
 int braidfs_open(const char *const *devices, size_t count, const char *options, braidfs_volume **volume);
 
 /* A new volume of `size` bytes in memory, for tests: it is gone when it is closed. */
@@ -197,6 +203,10 @@ int64_t braidfs_lseek(const braidfs_file *file, int64_t offset, uint32_t whence)
 int64_t braidfs_read_pinned(const braidfs_file *file, size_t size, int64_t offset, braidfs_pinned **pinned);
 int64_t braidfs_pinned_pieces(const braidfs_pinned *pinned, const struct braidfs_piece **pieces);
 int braidfs_unpin(braidfs_pinned *pinned);
+
+/* posix_fadvise. NORMAL, SEQUENTIAL and RANDOM are of all further reads of this handle, whatever the range; WILLNEED waits until
+ * the range, an eighth of the cache at most, is there. */
+int braidfs_fadvise(const braidfs_file *file, int64_t offset, int64_t size, uint32_t advice);
 
 /* When it returns, the file survives a crash: its data, its attributes (with `data_only` its size alone) and every name on its
  * path; of a directory, its entries. */

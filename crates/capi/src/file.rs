@@ -4,7 +4,7 @@ use crate::arguments::{bytes, needed, number, offset, path, put, room};
 use crate::error::{Fail, closing, count, end, status};
 use crate::fork::Process;
 use crate::volume::{Volume, foreign, fs};
-use braidfs_fs::{FallocMode, OpenOptions};
+use braidfs_fs::{Advice, FallocMode, OpenOptions};
 use std::ffi::{c_char, c_int, c_void};
 use std::io::{Read, Seek, SeekFrom, Write};
 
@@ -213,5 +213,25 @@ pub unsafe extern "C" fn braidfs_fallocate(f: *const File, mode: u32, at: i64, s
         };
         // SAFETY: an open file
         Ok(unsafe { file(f)? }.allocate(mode, offset(at)?, offset(size)?)?)
+    })
+}
+
+/// `posix_fadvise`; of `size` 0, as there, all from the offset on.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn braidfs_fadvise(f: *const File, at: i64, size: i64, advice: u32) -> c_int {
+    status(|| {
+        // SAFETY: an open file
+        let file = unsafe { file(f)? };
+        let (at, size) = (offset(at)?, offset(size)?);
+        match advice {
+            0 => file.advise(Advice::Normal),
+            1 => file.advise(Advice::Random),
+            2 => file.advise(Advice::Sequential),
+            3 => {
+                file.will_need(at, if size == 0 { u64::MAX } else { size })?;
+            }
+            _ => return Err(Fail::invalid("fadvise: unknown advice")),
+        }
+        Ok(())
     })
 }

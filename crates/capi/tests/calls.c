@@ -186,6 +186,13 @@ static void files(braidfs_volume *v)
 	IS(0, braidfs_truncate(v, "f", 5));
 	IS(0, braidfs_fsync(f, 0));
 	IS(0, braidfs_fsync(f, 1));
+	IS(0, braidfs_fadvise(f, 0, 0, BRAIDFS_FADV_SEQUENTIAL));
+	IS(0, braidfs_fadvise(f, 0, 0, BRAIDFS_FADV_RANDOM));
+	IS(0, braidfs_fadvise(f, 2, 0, BRAIDFS_FADV_WILLNEED));
+	IS(0, braidfs_fadvise(f, 1 << 20, 1 << 20, BRAIDFS_FADV_WILLNEED));
+	IS(0, braidfs_fadvise(f, 0, 0, BRAIDFS_FADV_NORMAL));
+	IS(-EINVAL, braidfs_fadvise(f, 0, 0, 4));
+	IS(-EINVAL, braidfs_fadvise(f, -1, 0, BRAIDFS_FADV_WILLNEED));
 	volatile int done = 0;
 	IS(0, braidfs_fsync_start(f, 0, set_true, (void *)&done));
 	while (!done)

@@ -42,6 +42,7 @@ pub use braidfs_format as format;
 pub use braidfs_store as store;
 pub use budget::{Credit, Paid, RateUse, Turn};
 pub use cell::pieces::{Defragmented, Pieces};
+pub use domain::ahead::Advice;
 pub use error::{Error, Result};
 pub use file::extents::FileExtent;
 pub use file::pinned::{Piece, Pinned};

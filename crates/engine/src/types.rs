@@ -346,6 +346,9 @@ pub struct MountOptions {
     pub lazytime: bool,
     /// Memory for pages and cells, bytes; 0: a quarter of the machine's.
     pub cache_bytes: u64,
+    /// Bytes that an open file reads at once at most where it reads in a row; 0: what was asked for. Not above 1 MiB, nor the
+    /// 32nd part of what its domain may hold of the cache, and nothing with `cached_above`, where the kernel reads ahead.
+    pub readahead: u64,
     /// Who writes keeps what was written in a cache of its own, as the kernel does above a mount: pages are given up once
     /// the device has them, a commit comes before much memory is dirty, so that a long write goes through few pages, and
     /// what is read of the device goes to who asks and is not kept.
@@ -390,6 +393,7 @@ impl Default for MountOptions {
             nodiratime: false,
             lazytime: false,
             cache_bytes: 0,
+            readahead: 1 << 20,
             cached_above: false,
             checkpoint_only: false,
             discard: false,

@@ -2,7 +2,7 @@
 
 use crate::fs::SharedRef;
 use crate::metadata::timestamp;
-use crate::{Error, FallocMode, Metadata, Pinned, Result, StatFs, Ticket};
+use crate::{Advice, Error, FallocMode, Metadata, Pinned, Result, StatFs, Ticket};
 use braidfs::{Error as Why, OpenFile, SetAttr, SetTime, XattrMode};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -103,6 +103,22 @@ impl File {
         Self::check(self.readable)?;
         let pinned = self.shared.volume.read_pinned(&self.open, offset, len)?;
         Ok(Pinned { pinned, _shared: self.shared.clone() })
+    }
+
+    /// What the reads of this handle will be like, as posix_fadvise(2) is told: in a row, or at random. Without it that is found
+    /// out (see [`Options::mount`](crate::Options), `readahead`).
+    pub fn advise(&self, advice: Advice) {
+        self.shared.volume.advise(&self.open, advice);
+    }
+
+    /// Brings a range into the cache, as POSIX_FADV_WILLNEED does, and waits for it; an eighth of the cache at most. The bytes of
+    /// the file from `offset` on that came, or were there.
+    ///
+    /// # Errors
+    /// As [`Self::read_at`].
+    pub fn will_need(&self, offset: u64, len: u64) -> Result<u64> {
+        Self::check(self.readable)?;
+        Ok(self.shared.volume.will_need(&self.open, offset, len)?)
     }
 
     /// Writes at `offset`: the number of bytes, fewer than wanted where space ran out in the middle. Of a file opened with

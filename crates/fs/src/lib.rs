@@ -52,7 +52,7 @@ mod options;
 mod pinned;
 
 pub use braidfs::{
-    AtimeMode, Attr, DataMode, Error as VolumeError, FallocMode, FileKind, InodeNo, MkfsOptions, MountOptions,
+    Advice, AtimeMode, Attr, DataMode, Error as VolumeError, FallocMode, FileKind, InodeNo, MkfsOptions, MountOptions,
     Overwrite, Piece, Placement, RenameMode, SetAttr, SetTime, StatFs, Ticket, Timestamp, Volume, XattrMode,
 };
 pub use braidfs_device::{Device, OpenError};

@@ -59,12 +59,12 @@ impl Options {
     }
 
     /// Options as text, in the words of mount.braidfs(8): `ro`, `noatime`, `relatime`, `strictatime`, `nodiratime`,
-    /// `lazytime`, `discard`, `nodefrag`, `commit=SECONDS`, `data=ordered|journal|writeback`, `overwrite=auto|log`, `cache=BYTES`; and
+    /// `lazytime`, `discard`, `nodefrag`, `commit=SECONDS`, `data=ordered|journal|writeback`, `overwrite=auto|log`, `cache=BYTES`, and `readahead=BYTES`, which a mount leaves to the kernel (1M; 0: none); and
     /// `uid=`, `gid=`, `umask=OCTAL`. What comes later wins.
     ///
     /// ```
-    /// let options = braidfs_fs::Options::parse("noatime,commit=1,cache=64M,umask=077")?;
-    /// assert_eq!((options.mount.cache_bytes, options.umask), (64 << 20, 0o077));
+    /// let options = braidfs_fs::Options::parse("noatime,commit=1,cache=64M,readahead=256K,umask=077")?;
+    /// assert_eq!((options.mount.cache_bytes, options.mount.readahead, options.umask), (64 << 20, 256 << 10, 0o077));
     /// assert!(braidfs_fs::Options::parse("commit=soon").is_err());
     /// # Ok::<(), braidfs_fs::Error>(())
     /// ```
@@ -98,6 +98,7 @@ impl Options {
                 ("overwrite", Some("log")) => m.overwrite = Overwrite::Log,
                 ("overwrite", Some(_)) => return Err("auto or log"),
                 ("cache", Some(v)) => m.cache_bytes = bytes(v)?,
+                ("readahead", Some(v)) => m.readahead = bytes(v)?,
                 ("uid", Some(v)) => all.owner.0 = v.parse().map_err(|_| "a number")?,
                 ("gid", Some(v)) => all.owner.1 = v.parse().map_err(|_| "a number")?,
                 ("umask", Some(v)) => {

@@ -13,7 +13,7 @@ use braidfs_format::{BLOCK_BYTES, Corrupt};
 use std::sync::Arc;
 
 /// Pages read at once at most.
-const READ_PAGES: u64 = 256;
+pub(crate) const READ_PAGES: u64 = 256;
 
 /// Directories' memory is counted when it has changed by this much.
 const COUNT_STEP: usize = 16 << 10;
@@ -174,9 +174,16 @@ impl Domain {
     pub fn load_pages(&self, cell: &Cell, st: &mut State, first: u64, count: u64) -> Result<()> {
         let size = st.size;
         let Body::File(f) = &mut st.body else { return Err(Error::Invalid("no file")) };
-        let end = first + count;
+        let before = f.pages.len();
+        let loaded = self.load_missing(cell, f, size, first, first + count);
+        // also what came before an error
+        self.memory.add(f.pages.len() - before, 0);
+        self.count_index(f);
+        loaded
+    }
+
+    fn load_missing(&self, cell: &Cell, f: &mut FileBody, size: u64, first: u64, end: u64) -> Result<()> {
         let mut at = first;
-        let mut added = 0;
         while at < end {
             if f.pages.has(at) {
                 at += 1;
@@ -202,12 +209,9 @@ impl Domain {
                     page.make_mut()[size.saturating_sub(start) as usize..].fill(0);
                 }
                 f.pages.insert_clean(at, page);
-                added += 1;
                 at += 1;
             }
         }
-        self.memory.add(added, 0);
-        self.count_index(f);
         Ok(())
     }
 

@@ -34,6 +34,8 @@ pub struct Looks {
     /// Pages that readers have pinned in all domains, and how many they may.
     pinned: PerSlot<SlotPins>,
     pins_most: u64,
+    /// Bytes that all domains may take.
+    budget: u64,
 }
 
 /// Pages that the threads of one slot have pinned, less those that they have let go of.
@@ -73,7 +75,7 @@ impl Looks {
         let since = PerSlot::<AtomicI64>::default();
         let pins_most = budget / PINS_PART / 4096;
         let after = look_after(budget, since.parts());
-        Self { after, since, dirty: Line::default(), pinned: PerSlot::default(), pins_most }
+        Self { after, since, dirty: Line::default(), pinned: PerSlot::default(), pins_most, budget }
     }
     fn pinned(&self) -> u64 {
         self.pinned.iter().map(|p| p.pages.load(Relaxed)).sum::<i64>().max(0) as u64
@@ -244,6 +246,10 @@ impl MemoryUse {
     /// Bytes that it may hold at most.
     pub fn ceiling(&self) -> Option<u64> {
         Some(self.limits.ceiling.load(Relaxed)).filter(|c| *c != NONE)
+    }
+    /// Bytes that it may hold where no other domain holds anything.
+    pub fn may_hold(&self) -> u64 {
+        self.ceiling().map_or(self.looks.budget, |c| c.min(self.looks.budget))
     }
     /// Sets floor and ceiling, bytes; they hold from the next look on.
     pub fn set_limits(&self, floor: u64, ceiling: Option<u64>) {

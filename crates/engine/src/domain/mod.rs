@@ -11,6 +11,7 @@
 //! locks → leaves (transaction lists, space, nodes, journal, caches). Nobody waits for a commit inside the gate. All
 //! of them: docs/locking.md.
 
+pub mod ahead;
 #[cfg(feature = "planted-bugs")]
 mod bugs;
 pub(crate) mod ceiling;
@@ -121,6 +122,8 @@ pub struct Domain {
     pub cells: CellCache,
     /// What these and their pages take of the cache, and may.
     pub memory: MemoryUse,
+    /// What its readers have read ahead.
+    pub ahead: Line<ahead::AheadBudget>,
     /// The gate. Operations hold it for reading while they change something; the flip of the running transaction is its
     /// only writer. Operations of different threads write no common line to enter it.
     gate: PassLock<Arc<Tx>, rank::Gate>,
@@ -286,6 +289,7 @@ impl Domain {
             id,
             store,
             memory,
+            ahead: Line::default(),
             shared,
             space,
             nodes,
@@ -445,6 +449,9 @@ impl Domain {
             }
         };
         let gone = self.cells.evict(want, &|d, t| self.committed_tx_of(d) < t, &leaves);
+        if gone.pages > 0 {
+            self.ahead.thrown_out(gone.pages as u64, self.memory.may_hold());
+        }
         self.memory.left(gone.pages, 0);
         self.memory.add_index_bytes(-(gone.index_bytes as i64));
     }

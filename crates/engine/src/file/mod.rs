@@ -1,5 +1,6 @@
 //! Content of regular files: read, write, truncate, `fallocate`, where the blocks lie.
 
+pub mod ahead;
 mod copy;
 pub mod defragment;
 pub mod extents;

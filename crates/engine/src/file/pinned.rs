@@ -11,6 +11,7 @@ use crate::cell::extents::ExtentMap;
 use crate::cell::pages::Page;
 use crate::cell::pages::shared::View;
 use crate::cell::{Body, Cell, State};
+use crate::domain::ahead::Ahead;
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::{MountedVolume, OpenFile, Volume, VolumeRef};
@@ -157,6 +158,7 @@ impl MountedVolume {
     fn pin_then<R>(
         &self,
         c: &Arc<Cell>,
+        ahead: &Ahead,
         (offset, len): (u64, usize),
         count: &mut Count,
         f: impl Fn(&State) -> R,
@@ -195,7 +197,7 @@ impl MountedVolume {
             count.set(pages.end - pages.start)?;
             let missing = missing.start..missing.end.min(pages.end);
             if !missing.is_empty() {
-                self.dom(c.domain).load_pages(c, &mut st, missing.start, missing.end - missing.start)?;
+                self.load_for_reader(c, &mut st, (missing.start, missing.end), Some(ahead))?;
             }
             // taken under the same lock: an evictor could win for ever otherwise
             if let Body::File(file) = &mut st.body
@@ -231,7 +233,7 @@ impl Volume {
         let asked = clip(&c.state.read(), offset, len).0;
         let _paid = i.pace(c.domain, Demand::read(asked));
         let mut count = Count { volume: self.reference(), domain: c.domain, pages: 0 };
-        let (n, pieces, due) = i.pin_then(c, (offset, len), &mut count, |st| i.access_due(st))?;
+        let (n, pieces, due) = i.pin_then(c, &file.ahead, (offset, len), &mut count, |st| i.access_due(st))?;
         if let Some(now) = due.filter(|_| n > 0) {
             i.set_atime(c, now);
         }

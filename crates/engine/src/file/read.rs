@@ -4,6 +4,7 @@ use super::PAGE;
 use crate::cell::extents::ExtentMap;
 use crate::cell::pages::shared::View;
 use crate::cell::{Body, Cell, FileBody, State};
+use crate::domain::ahead::Ahead;
 use crate::error::{Error, Result};
 use crate::planted::sharing::{Place, share};
 use crate::types::*;
@@ -65,10 +66,11 @@ impl MountedVolume {
         }
     }
 
-    /// Reads from a file or symlink; fewer bytes only at its end. And what `f` says of the state that was read.
+    /// Reads from a file or symlink, by the handle whose reads `ahead` knows; fewer bytes only at its end. And what `f` says of the state that was read.
     pub(crate) fn read_then<R>(
         &self,
         c: &Arc<Cell>,
+        ahead: Option<&Ahead>,
         offset: u64,
         buf: &mut [u8],
         f: impl Fn(&State) -> R,
@@ -106,7 +108,7 @@ impl MountedVolume {
                 (missing, last + 1)
             };
             let mut st = c.state.write();
-            self.dom(c.domain).load_pages(c, &mut st, first, end - first)?;
+            self.load_for_reader(c, &mut st, (first, end), ahead)?;
             // copied under the same lock: an evictor could win for ever otherwise
             let n = st.size.saturating_sub(offset).min(buf.len() as u64) as usize;
             let out = &mut buf[..n];
@@ -153,7 +155,8 @@ impl Volume {
         }
         let i = self.mounted();
         let _paid = i.pace(file.cell.domain, Demand::read(buf.len()));
-        let (n, due) = i.read_then(&file.cell, offset, buf, |st| if noting { i.access_due(st) } else { None })?;
+        let (n, due) =
+            i.read_then(&file.cell, Some(&file.ahead), offset, buf, |st| if noting { i.access_due(st) } else { None })?;
         if let Some(now) = due.filter(|_| n > 0) {
             i.set_atime(&file.cell, now);
         }

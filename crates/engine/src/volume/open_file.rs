@@ -2,6 +2,7 @@
 
 use super::mounted::MountedVolume;
 use crate::cell::opened::OpenCell;
+use crate::domain::ahead::Ahead;
 use crate::types::*;
 use crossbeam::utils::CachePadded;
 use std::sync::Arc;
@@ -12,6 +13,7 @@ pub(crate) type VolumeRef = CachePadded<Arc<MountedVolume>>;
 /// An open file: keeps the inode alive while it is unlinked. Dropping it closes.
 pub struct OpenFile {
     pub(crate) cell: OpenCell,
+    pub(crate) ahead: Ahead,
     volume: Arc<VolumeRef>,
 }
 
@@ -31,12 +33,13 @@ impl OpenFile {
         self.cell.generation
     }
     pub(crate) fn new(cell: OpenCell, volume: Arc<VolumeRef>) -> Self {
-        Self { cell, volume }
+        Self { cell, ahead: Ahead::default(), volume }
     }
 }
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
+        self.ahead.give_back(&self.volume.dom(self.cell.domain).ahead);
         if let Some(cell) = self.cell.close() {
             let orphan = {
                 let st = cell.state.read();
