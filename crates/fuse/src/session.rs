@@ -329,7 +329,7 @@ pub(crate) fn run(fresh: Fresh, service: Service<'_>, ready: impl FnOnce()) -> R
         started
     });
     if let Some((fs, prepared)) = stopped {
-        return Ok(SessionEnd::Stopped(fs, Box::new(prepared)));
+        return Ok(SessionEnd::Stopped(fs, prepared));
     }
     match started {
         Ok(()) => closed.into_inner().unwrap_or(Ok(())).map(|()| SessionEnd::Unmounted).map_err(RunError::Close),
