@@ -90,7 +90,7 @@ pub const XATTRS_CONTENT: u32 = 311;
 pub const CONTENT: u32 = 312;
 /// The root directory is missing.
 pub const ROOT: u32 = 313;
-/// Limits of users and directories, in the root directory, do not hold.
+/// Limits of users and directories, or those of groups, in the root directory, do not hold.
 pub const QUOTA: u32 = 314;
 
 /// An extent lies outside its domain's data blocks.

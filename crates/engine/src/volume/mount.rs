@@ -188,7 +188,10 @@ fn open(
     mounted.go_on_draining();
     mounted.check_tenants()?;
     mounted.count_tenants_inodes();
-    mounted.load_quotas()?;
+    // as of the last checkpoint the root directory may lie where something else does by now
+    if !mounted.shared.options.checkpoint_only {
+        mounted.load_quotas()?;
+    }
     Ok(mounted)
 }
 

@@ -242,12 +242,13 @@ mod tests {
         let (m, stop) = (&m, &AtomicBool::new(false));
         std::thread::scope(|s| {
             s.spawn(move || {
-                let mut done = 0;
-                for n in 0..200_000u32 {
-                    done += u32::from(m.overwrite(PAGE, &[n as u8; BLOCK_BYTES]));
+                // tries alone would not do: while the other thread has a page and no CPU, each fails
+                let (mut done, mut tries) = (0, 0u32);
+                while done < 1000 || tries < 200_000 {
+                    done += u32::from(m.overwrite(PAGE, &[tries as u8; BLOCK_BYTES]));
+                    tries = tries.wrapping_add(1);
                 }
                 stop.store(true, Relaxed);
-                assert!(done > 0);
             });
             while !stop.load(Relaxed) {
                 let page = m.view(1, 1).unwrap().page(1).unwrap();
@@ -255,6 +256,8 @@ mod tests {
                 for _ in 0..20 {
                     assert!(page.iter().all(|b| *b == first), "overwritten");
                 }
+                drop(page);
+                std::thread::yield_now();
             }
         });
         assert!(m.view(0, 0).unwrap().page(0).unwrap().same(m.groups.get(0).unwrap().pages[0].as_ref().unwrap()));
