@@ -89,7 +89,7 @@ aging: deps ## file systems that age: filled to 70 to 95 %, overwritten and chur
 # Mounted is what cargo has built for the tests: nothing more to compile, and it checks the order of its locks and asserts.
 test: deps-test layers api fmt clippy doc unit heavy ## everything that must pass before a change goes in (some 20 minutes on two cores, compiling included)
 	BRAIDFS_BIN=$(TARGET)/debug/braidfs python3 scripts/test-mount.py --jobs 2
-	@$(MAKE) --no-print-directory python-built deb-test-built
+	@$(MAKE) --no-print-directory -j2 --output-sync=target python-built deb-test-built
 
 fmt: ## is everything formatted
 	$(CARGO) fmt --all --check
