@@ -181,14 +181,20 @@ class Volume:
         return None
 
     def alive(self):
-        """Mounted, and answering."""
+        """Mounted, and answering. Who mounts anew shows the directory below for a moment, which answers, too."""
         if not self.mount_entry():
             return False
         try:
-            os.statvfs(self.mnt)
-            return True
+            top = os.open(self.mnt, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
             return False
+        try:
+            os.fstatvfs(top)
+            return os.fstat(top).st_dev != os.stat(self.mnt.parent).st_dev
+        except OSError:
+            return False
+        finally:
+            os.close(top)
 
     def daemons(self):
         return []
@@ -327,20 +333,16 @@ def rings(allowed):
     """The kernel's switch for FUSE over io_uring is set for a test, and set back, which the log tells. It is one for the
     whole machine: another process that wants it set waits for the end of this block."""
     with _switch_held():
-        yield from _switched(allowed)
-
-
-def _switched(allowed):
-    before = RING_SWITCH.read_text().strip()
-    wanted = "Y" if allowed else "N"
-    if before != wanted:
-        log(f"{RING_SWITCH}: {wanted} for this test")
-        RING_SWITCH.write_text(wanted)
-    try:
-        yield
-    finally:
+        before = RING_SWITCH.read_text().strip()
+        wanted = "Y" if allowed else "N"
         if before != wanted:
-            RING_SWITCH.write_text(before)
+            log(f"{RING_SWITCH}: {wanted} for this test")
+            RING_SWITCH.write_text(wanted)
+        try:
+            yield
+        finally:
+            if before != wanted:
+                RING_SWITCH.write_text(before)
 
 
 class BraidFs(Volume):

@@ -66,8 +66,6 @@ def _in_worker(writer, others, work):
             signal.signal(sig, signal.SIG_DFL)
         for fd in others:
             os.close(fd)
-        # whatever a worker leaves behind must not hold up who waits for its answer
-        os.set_inheritable(writer, False)
         answer = pickle.dumps(work())
         with os.fdopen(writer, "wb") as pipe:
             pipe.write(answer)
