@@ -201,33 +201,40 @@ def reads(path):
         return error.errno
 
 
-@check
-def an_end_that_takes_long(volume, _top):
-    """A device that does not answer while what a tenant has written is made durable: others see it, and wait for nothing."""
+@contextlib.contextmanager
+def tenant_over_nbd(volume):
+    """A mounted volume on a server that can be stopped, with the tenant `a`, and a directory to mount that by itself."""
     with over_nbd(volume) as v:
         point = v.disk.with_suffix(".tenant")
         point.mkdir()
         try:
             v.mount("transport=dev")
             run(v.binary, "tenant", "create", v.mnt / "a")
-            alone(v, point)
-            (point / "f").write_bytes(b"x" * (4 << 20))
-            # what is asked for below, and by umount(8), is in memory
-            os.listdir(v.mnt)
-            os.statvfs(point)
-            v.settle()
-            (point / "g").write_bytes(b"y" * (1 << 20))
-            with stopped(v.server.pid, seconds=20):
-                silent("umount", point)
-                seen = in_child(lambda: ((v.mnt / "a/f").stat().st_size, sorted(os.listdir(v.mnt / "a"))), 15)
-            same(seen, (4 << 20, ["f", "g"]), "what the volume's mount shows")
-            wait_for("the end of it", lambda: run(v.binary, "tenant", "mount", v.mnt, "a", point, ok=None)[0] == 0, 20)
-            same((point / "f").stat().st_size, 4 << 20, "size")
-            silent("umount", point)
+            yield v, point
         finally:
             detach(v)
             run("umount", "-l", point, ok=None)
             point.rmdir()
+
+
+@check
+def an_end_that_takes_long(volume, _top):
+    """A device that does not answer while what a tenant has written is made durable: others see it, and wait for nothing."""
+    with tenant_over_nbd(volume) as (v, point):
+        alone(v, point)
+        (point / "f").write_bytes(b"x" * (4 << 20))
+        # what is asked for below, and by umount(8), is in memory
+        os.listdir(v.mnt)
+        os.statvfs(point)
+        v.settle()
+        (point / "g").write_bytes(b"y" * (1 << 20))
+        with stopped(v.server.pid, seconds=20):
+            silent("umount", point)
+            seen = in_child(lambda: ((v.mnt / "a/f").stat().st_size, sorted(os.listdir(v.mnt / "a"))), 15)
+        same(seen, (4 << 20, ["f", "g"]), "what the volume's mount shows")
+        wait_for("the end of it", lambda: run(v.binary, "tenant", "mount", v.mnt, "a", point, ok=None)[0] == 0, 20)
+        same((point / "f").stat().st_size, 4 << 20, "size")
+        silent("umount", point)
 
 
 @check
@@ -319,35 +326,26 @@ def cut_off_while_requests_wait(volume, _top):
     """A connection that is ended by force, while its threads wait for a device: what was asked for over it happens before the
     volume's mount sees the tenant, or it would keep what is old. Who asks there is not held up for ever."""
     count = 40
-    with over_nbd(volume) as v:
-        point = v.disk.with_suffix(".tenant")
-        point.mkdir()
-        try:
-            v.mount("transport=dev")
-            run(v.binary, "tenant", "create", v.mnt / "a")
-            for n in range(count):
-                (v.mnt / f"a/{n}").write_bytes(b"o" * 4096)
-            v.settle()
-            run(v.binary, "tenant", "set", "--write-iops", "10/10", v.mnt, "a")
-            alone(v, point)
-            writer = subprocess.Popen([sys.executable, "-c", DIRECT, point, str(count)], stdout=subprocess.PIPE)
-            same(writer.stdout.readline(), b"begun\n", "what the writer says")
-            with stopped(v.server.pid, seconds=20):
-                time.sleep(0.3)
-                abort(point)
-                before = in_child(lambda: contents(v, count, 2), 15)
-            writer.wait(20)
-            wait_for("the end of it", lambda: in_child(lambda: contents(v, count, 1), 20) is not None, 30)
-            seen = contents(v, count, 1)
-            run("umount", "-l", point, ok=None)
-            v.umount()
-            v.mount("transport=dev")
-            same(contents(v, count, 1), seen, "contents after a remount")
-            same(before, None, "what was seen while requests were under way")
-        finally:
-            detach(v)
-            run("umount", "-l", point, ok=None)
-            point.rmdir()
+    with tenant_over_nbd(volume) as (v, point):
+        for n in range(count):
+            (v.mnt / f"a/{n}").write_bytes(b"o" * 4096)
+        v.settle()
+        run(v.binary, "tenant", "set", "--write-iops", "10/10", v.mnt, "a")
+        alone(v, point)
+        writer = subprocess.Popen([sys.executable, "-c", DIRECT, point, str(count)], stdout=subprocess.PIPE)
+        same(writer.stdout.readline(), b"begun\n", "what the writer says")
+        with stopped(v.server.pid, seconds=20):
+            time.sleep(0.3)
+            abort(point)
+            before = in_child(lambda: contents(v, count, 2), 15)
+        writer.wait(20)
+        wait_for("the end of it", lambda: in_child(lambda: contents(v, count, 1), 20) is not None, 30)
+        seen = contents(v, count, 1)
+        run("umount", "-l", point, ok=None)
+        v.umount()
+        v.mount("transport=dev")
+        same(contents(v, count, 1), seen, "contents after a remount")
+        same(before, None, "what was seen while requests were under way")
 
 
 # each thread overwrites a file's only block past the cache

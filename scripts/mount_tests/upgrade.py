@@ -7,7 +7,6 @@ import hashlib
 import mmap
 import multiprocessing
 import os
-import pathlib
 import random
 import shutil
 import signal
@@ -16,7 +15,7 @@ import subprocess
 import time
 
 import fslib
-from fslib import Failed, Skipped, is_running, kill_and_wait, run, wait_for
+from fslib import Failed, Skipped, is_running, run, wait_for
 from mount_tests.common import LIBC, NOBODY, as_nobody, check, daemon_only, must, refused, root_only, same, write_synced
 from mount_tests.helpers import loop_device, small_volume
 from mount_tests.supervise import DEAD, both, kill_serving, supervised
@@ -398,9 +397,9 @@ def a_mount_by_rings_is_refused(volume, _top):
         same(server(v), serving, "the process that serves")
 
 
-@check
-def a_users_own_mount(volume, _top):
-    """By its user, and by root, whom it does not let in."""
+@contextlib.contextmanager
+def mounted_by_nobody(volume, options):
+    """A small volume that an ordinary user has made and mounted, and what calls our command as that one."""
     root_only()
     daemon_only(volume)
     if not shutil.which("fusermount3"):
@@ -413,19 +412,26 @@ def a_users_own_mount(volume, _top):
         os.chown(v.image, NOBODY, NOBODY)
         os.chown(v.mnt, NOBODY, NOBODY)
         call = lambda *argv: as_nobody(lambda: run(v.binary, *argv, timeout=60))  # noqa: E731
-        call("mount", "-o", "transport=dev", v.image, v.mnt)
+        call("mount", "-o", options, v.image, v.mnt)
         try:
-            first = server(v)
-            as_nobody(lambda: write_synced(v.mnt / "f", b"x"))
-            call("upgrade", v.mnt)
-            second = server(v)
-            upgrade(v)
-            must(len({first, second, server(v)}) == 3, "processes that served")
-            same(os.stat(f"/proc/{server(v)}").st_uid, NOBODY, "user of the process")
-            same(as_nobody(lambda: (v.mnt / "f").read_bytes()), b"x", "content")
+            yield v, call
         finally:
             as_nobody(lambda: run("fusermount3", "-u", v.mnt, ok=None))
-        wait_for("the end of the process", lambda: not v.daemons(), 20)
+        wait_for("the end of all its processes", lambda: not v.daemons(), 20)
+
+
+@check
+def a_users_own_mount(volume, _top):
+    """By its user, and by root, whom it does not let in."""
+    with mounted_by_nobody(volume, "transport=dev") as (v, call):
+        first = server(v)
+        as_nobody(lambda: write_synced(v.mnt / "f", b"x"))
+        call("upgrade", v.mnt)
+        second = server(v)
+        upgrade(v)
+        must(len({first, second, server(v)}) == 3, "processes that served")
+        same(os.stat(f"/proc/{server(v)}").st_uid, NOBODY, "user of the process")
+        same(as_nobody(lambda: (v.mnt / "f").read_bytes()), b"x", "content")
 
 
 @check

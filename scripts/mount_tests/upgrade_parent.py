@@ -11,11 +11,11 @@ import socket
 import subprocess
 import time
 
-from fslib import Skipped, is_running, kill_and_wait, run, wait_for
-from mount_tests.common import NOBODY, as_nobody, check, daemon_only, must, refused, root_only, same, write_synced
+from fslib import is_running, kill_and_wait, run, wait_for
+from mount_tests.common import NOBODY, as_nobody, check, daemon_only, must, refused, same, write_synced
 from mount_tests.helpers import small_volume
 from mount_tests.supervise import DEAD, both, kill_serving, supervised
-from mount_tests.upgrade import BACK, FAILPOINT, KILLED, Held, upgrade
+from mount_tests.upgrade import BACK, FAILPOINT, KILLED, Held, mounted_by_nobody, upgrade
 
 LOOKED = "looked after by the same program"
 
@@ -358,36 +358,20 @@ def a_service_has_the_parent_for_its_main_process(volume, _top):
 
 @check
 def a_parent_of_a_users_own_mount(volume, _top):
-    root_only()
-    daemon_only(volume)
-    if not shutil.which("fusermount3"):
-        raise Skipped("no fusermount3")
-    with small_volume(volume) as v:
+    with mounted_by_nobody(volume, "transport=dev,supervise=100/3600") as (v, call):
         other = copy_of(v, "other")
-        v.mount()
-        os.chown(v.mnt, NOBODY, NOBODY)
-        v.umount()
-        os.chmod(v.image.parent, 0o755)
-        os.chown(v.image, NOBODY, NOBODY)
-        os.chown(v.mnt, NOBODY, NOBODY)
-        call = lambda *argv: as_nobody(lambda: run(v.binary, *argv, timeout=60))  # noqa: E731
-        call("mount", "-o", "transport=dev,supervise=100/3600", v.image, v.mnt)
-        try:
-            as_nobody(lambda: write_synced(v.mnt / "f", b"x"))
-            for by in call, lambda *argv: run(v.binary, *argv):
-                parent, serving = both(v)
-                text = by("upgrade", "--program", other, v.mnt)[1]
-                must(LOOKED in text, text)
-                wait_for("another process", lambda s=serving: both(v)[1] not in (None, s), 10)
-                serving = both(v)[1]
-                same([program_of(pid) for pid in both(v)], [str(other)] * 2, "programs of both")
-                kill_and_wait(serving, signal.SIGKILL)
-                wait_for("another process that serves", lambda: v.mount_entry() and both(v)[1] not in (None, serving), 20)
-                wait_for("the file", lambda: as_nobody(lambda: os.access(v.mnt / "f", os.R_OK)), 20)
-                same(as_nobody(lambda: (v.mnt / "f").read_bytes()), b"x", "content")
-                same([os.stat(f"/proc/{pid}").st_uid for pid in both(v)], [NOBODY] * 2, "users of both")
-                same(both(v)[0], parent, "the parent")
-        finally:
-            as_nobody(lambda: run("fusermount3", "-u", v.mnt, ok=None))
-        wait_for("the end of both", lambda: not v.daemons(), 20)
-        other.unlink()
+        as_nobody(lambda: write_synced(v.mnt / "f", b"x"))
+        for by in call, lambda *argv: run(v.binary, *argv):
+            parent, serving = both(v)
+            text = by("upgrade", "--program", other, v.mnt)[1]
+            must(LOOKED in text, text)
+            wait_for("another process", lambda s=serving: both(v)[1] not in (None, s), 10)
+            serving = both(v)[1]
+            same([program_of(pid) for pid in both(v)], [str(other)] * 2, "programs of both")
+            kill_and_wait(serving, signal.SIGKILL)
+            wait_for("another process that serves", lambda: v.mount_entry() and both(v)[1] not in (None, serving), 20)
+            wait_for("the file", lambda: as_nobody(lambda: os.access(v.mnt / "f", os.R_OK)), 20)
+            same(as_nobody(lambda: (v.mnt / "f").read_bytes()), b"x", "content")
+            same([os.stat(f"/proc/{pid}").st_uid for pid in both(v)], [NOBODY] * 2, "users of both")
+            same(both(v)[0], parent, "the parent")
+    other.unlink()
