@@ -95,10 +95,22 @@ pub(crate) fn text(s: &Sample) -> String {
     t.0
 }
 
+/// Name, what it says of a thing, if anything, and what that is.
+type Gauge<T> = (&'static str, fn(&T) -> Option<u64>, &'static str);
+
+/// Families of gauges, with what `line` writes for each of the things.
+fn gauges<T>(t: &mut Text, all: &[Gauge<T>], things: &[T], line: impl Fn(&mut Text, &str, &T, u64)) {
+    for (name, of, help) in all {
+        t.family(name, "gauge", help);
+        for (thing, n) in things.iter().filter_map(|thing| Some((thing, of(thing)?))) {
+            line(t, name, thing, n);
+        }
+    }
+}
+
 /// What users, groups and directories use of their limits; of what is not limited there is no line.
 fn quotas(t: &mut Text, quotas: &[Quota]) {
-    type Of = fn(&Quota) -> Option<u64>;
-    let gauges: [(&str, Of, &str); 7] = [
+    let all: [Gauge<Quota>; 7] = [
         ("braidfs_quota_used_bytes", |q| Some(q.used), "Space that a user, a group or a directory with limits uses."),
         ("braidfs_quota_limit_bytes", |q| q.space, "Space that it may use."),
         ("braidfs_quota_soft_limit_bytes", |q| q.soft_space, "Space that it may use for longer than its grace."),
@@ -107,20 +119,16 @@ fn quotas(t: &mut Text, quotas: &[Quota]) {
         ("braidfs_quota_soft_inodes_limit", |q| q.soft_inodes, "Inodes that it may have for longer than its grace."),
         ("braidfs_quota_grace_over", |q| Some(q.grace_is_over.into()), "1: a soft limit is a hard one by now."),
     ];
-    for (name, of, help) in gauges {
-        t.family(name, "gauge", help);
-        for (quota, n) in quotas.iter().filter_map(|quota| Some((quota, of(quota)?))) {
-            let (kind, id) = quota.whose();
-            t.line(name, &[("kind", kind), ("id", &id.to_string())], n);
-        }
-    }
+    gauges(t, &all, quotas, |t, name, quota, n| {
+        let (kind, id) = quota.whose();
+        t.line(name, &[("kind", kind), ("id", &id.to_string())], n);
+    });
 }
 
 /// What tenants use of their limits; of what is not limited there is no line.
 fn tenants(t: &mut Text, s: &Sample) {
     let tenants = &s.tenants;
-    type Of = fn(&Tenant) -> Option<u64>;
-    let gauges: [(&str, Of, &str); 7] = [
+    let all: [Gauge<Tenant>; 7] = [
         ("braidfs_tenant_used_bytes", |t| Some(t.used), "Space that a tenant uses."),
         ("braidfs_tenant_limit_bytes", |t| t.space, "Space that it may use."),
         ("braidfs_tenant_soft_limit_bytes", |t| t.soft_space, "Space that it may use for longer than its grace."),
@@ -129,12 +137,7 @@ fn tenants(t: &mut Text, s: &Sample) {
         ("braidfs_tenant_inodes", |t| Some(t.inodes), "Inodes that it has."),
         ("braidfs_tenant_inodes_limit", |t| t.inodes_max, "Inodes that it may have."),
     ];
-    for (name, of, help) in gauges {
-        t.family(name, "gauge", help);
-        for (tenant, n) in tenants.iter().filter_map(|tenant| Some((tenant, of(tenant)?))) {
-            t.line(name, &[("tenant", &tenant.name)], n);
-        }
-    }
+    gauges(t, &all, tenants, |t, name, tenant, n| t.line(name, &[("tenant", &tenant.name)], n));
     let name = "braidfs_tenant_request_duration_seconds";
     t.family(name, "histogram", &format!("Time until the answer to what is asked of a tenant's files, {DURATION}"));
     for tenant in tenants {
