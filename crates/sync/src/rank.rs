@@ -224,7 +224,7 @@ ranks! {
     QuotaKnown = 8, "account" 0, One, (): "counts of owners of a slot";
     /// The counts of all owners.
     QuotaOwners = 8, "account" 1, One, (): "counts of all owners";
-    /// The limits of users and directories.
+    /// The limits of users, groups and directories.
     QuotaLimits = 8, "quota limits" 0, One, (): "limits of users and directories";
     /// A limit of an owner, while it changes.
     QuotaLimit = 8, "account" 2, One, (): "limit of an owner";

@@ -4,16 +4,13 @@ use crate::cmd::limits::say_json;
 use crate::cmd::resize::mount_point;
 use crate::failure::{Failure, Outcome, host_error};
 use crate::{mounted, open};
-use braidfs::Volume;
+use braidfs::{LABEL_MAX, Volume};
 use braidfs_fuse::control;
 use rustix::io::Errno;
 use serde::Serialize;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-
-/// Longest label, bytes.
-const LABEL_MAX: usize = 63;
 
 /// Show or change the label of a volume, while it is mounted or not
 #[derive(Debug, clap::Args)]

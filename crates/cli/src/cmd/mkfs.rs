@@ -9,7 +9,7 @@ use crate::{open, probe, text};
 use braidfs::format::inode::INLINE_MAX;
 use braidfs::format::super_block::{MAX_DEVICES, MAX_DOMAINS};
 use braidfs::store::lease::Lease;
-use braidfs::{MkfsOptions, Placement};
+use braidfs::{LABEL_MAX, MkfsOptions, Placement};
 use braidfs_device::{BLOCK_BYTES, CutDevice, Device, FileDevice, OpenHow, is_nbd_uri, look_at_devices};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileTypeExt;
@@ -109,7 +109,7 @@ fn options(args: &Args) -> Result<MkfsOptions, Failure> {
     let bad = |option: &str, value: &dyn std::fmt::Display, why: &str| {
         Err(Failure::new(format!("{option} {value}: out of range: {why}")))
     };
-    if args.label.len() > 63 || args.label.contains('\0') {
+    if args.label.len() > LABEL_MAX || args.label.contains('\0') {
         return bad("--label", &args.label, "use at most 63 bytes");
     }
     if let Some(n) = args.domains.filter(|n| !(1..=MAX_DOMAINS).contains(n)) {

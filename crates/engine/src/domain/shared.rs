@@ -58,7 +58,7 @@ pub struct Shared {
     pub workers: Workers,
     /// Some tenant's rates are limited, or were since the mount: until then nobody looks at his domain's.
     pub rates: AtomicBool,
-    /// What users and directories use, and may.
+    /// What users, groups and directories use, and may.
     pub quotas: Quotas,
     /// Recovery has not made the domains agree yet: tombstones and exchanges in records count.
     pub recovering: AtomicBool,

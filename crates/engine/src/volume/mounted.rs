@@ -45,7 +45,7 @@ pub(crate) struct MountedVolume {
     pub tenants: Mutex<(), rank::Tenants>,
     /// Held by who gives a directory limits or takes them away, until all below it says so.
     pub quota_trees: Mutex<(), rank::QuotaTrees>,
-    /// Limits of users and directories, as the root directory has them.
+    /// Limits of users, groups and directories, as the root directory has them.
     pub quotas: Mutex<Limits, rank::QuotaLimits>,
     /// They say of soft limits what the root directory could not be told yet.
     pub quotas_unwritten: AtomicBool,

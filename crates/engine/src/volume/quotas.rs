@@ -480,7 +480,7 @@ impl MountedVolume {
                 Some(Ok(())) => {}
                 Some(Err(e)) if !self.quotas_unwritten.swap(true, Ordering::Relaxed) => {
                     tracing::warn!(
-                        "since when soft limits of users and directories are exceeded is not written down: {e}"
+                        "since when soft limits of users, groups and directories are exceeded is not written down: {e}"
                     );
                 }
                 _ => self.quotas_unwritten.store(true, Ordering::Relaxed),
@@ -536,7 +536,10 @@ impl MountedVolume {
                 let found = match self.find(node.inode()) {
                     // the others can be there
                     Err(e) if d.failed().is_none() => {
-                        tracing::warn!("{}: not counted for limits of users and directories: {e}", node.inode());
+                        tracing::warn!(
+                            "{}: not counted for limits of users, groups and directories: {e}",
+                            node.inode()
+                        );
                         unread.get_or_insert(e);
                         return Ok(());
                     }
@@ -553,7 +556,7 @@ impl MountedVolume {
                 Ok(())
             });
             if let Err(e) = visited {
-                tracing::warn!("{}: what it has is not counted for limits of users and directories: {e}", d.id);
+                tracing::warn!("{}: what it has is not counted for limits of users, groups and directories: {e}", d.id);
                 if d.failed().is_none() && !matches!(e, Error::Corrupt(_)) {
                     unread.get_or_insert(e);
                 }
@@ -582,7 +585,7 @@ impl MountedVolume {
         }
         self.shared.quotas.begin();
         if let Err(e) = self.count_inodes_for_quotas() {
-            tracing::error!("what users and directories use is not all counted: {e}");
+            tracing::error!("what users, groups and directories use is not all counted: {e}");
         }
         entries.iter().for_each(|e| self.hold_to(e));
         *self.quotas.lock() = entries.into_iter().map(|e| (owner_of(&e), e)).collect();

@@ -294,9 +294,8 @@ fn execute(program: &Path, arguments: &[OsString]) -> io::Result<std::convert::I
     let text = |s: &OsStr| CString::new(s.as_bytes()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
     let path = text(program.as_os_str())?;
     let arguments: Vec<CString> = arguments.iter().map(|a| text(a)).collect::<io::Result<_>>()?;
-    let mut all: Vec<*const libc::c_char> =
+    let all: Vec<*const libc::c_char> =
         std::iter::once(&path).chain(&arguments).map(|a| a.as_ptr()).chain([std::ptr::null()]).collect();
-    all.shrink_to_fit();
     // SAFETY: both are C strings, the list ends with a null pointer, and all lives until the call returns, where it does.
     unsafe { libc::execv(path.as_ptr(), all.as_ptr()) };
     Err(io::Error::last_os_error())

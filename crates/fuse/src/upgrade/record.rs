@@ -253,7 +253,7 @@ pub(crate) fn tells_quota_grants(version: u32) -> bool {
 
 const QUOTA_GRANTS: (u32, &str) = (
     4,
-    "users or directories with limits wrote, and that program would not know how much of it is not written back: unmount it \
+    "users, groups or directories with limits wrote, and that program would not know how much of it is not written back: unmount it \
      and mount it with that program",
 );
 
