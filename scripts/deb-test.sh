@@ -113,7 +113,7 @@ dpkg -i /second.deb >/dev/null
 dpkg -s braidfs | grep -q '^Version: .*+next1'
 # mounted all the while, by the program of the version before
 grep -qx 'synced before the power failed' /mnt/file
-server() { for p in /proc/[0-9]*; do if [ "$(readlink "$p/exe")" = "$1" ]; then echo "${p#/proc/}"; fi; done; }
+server() { for p in /proc/[0-9]*; do if [ "$(readlink "$p/exe")" = "$1" ] && [ "$(cat "$p/comm")" != braidfs-guard ]; then echo "${p#/proc/}"; fi; done; }
 [ -n "$(server '/usr/bin/braidfs (deleted)')" ]
 # a descriptor that was half read goes on after the new program has taken over
 printf 'one\ntwo\n' >/mnt/lines

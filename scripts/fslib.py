@@ -141,13 +141,23 @@ def in_child(function, timeout, on_timeout=None):
         raise
     finally:
         os.close(reader)
-        os.waitpid(pid, 0)
+        _reap(pid)
     if not answer:
         raise Failed("the step's process died")
     kind, value = pickle.loads(answer)
     if kind == "done":
         return value
     raise {"Failed": Failed, "Skipped": Skipped}[kind](value)
+
+
+def _reap(pid, seconds=30):
+    """Waits for the end of a child; one that waits in the kernel for a dead mount is left alone then, not waited for."""
+    end = time.monotonic() + seconds
+    while not os.waitpid(pid, os.WNOHANG)[0]:
+        if time.monotonic() > end:
+            log(f"process {pid} was killed and does not end: it waits in the kernel")
+            return
+        time.sleep(0.002)
 
 
 def _kill_group(pid):
@@ -239,6 +249,7 @@ class Volume:
             if code == HUNG:
                 for pid in pids:
                     quiet("kill", "-9", pid)
+                cut_off(self.mnt)
             time.sleep(0.1 if code else 0)
         for _ in range(8):
             if not self.mount_entry():
@@ -377,17 +388,18 @@ class BraidFs(Volume):
     def fsck(self, *options):
         return run(self.binary, "fsck", *options, self.image, ok=None)
 
-    def daemons(self):
+    def daemons(self, guards=False):
         """Process ids of the daemons that serve this mount point (which no other volume has), of our program or of one of
-        `self.programs`."""
+        `self.programs`; or of the processes that see to the end of their connections."""
         found, ours = [], {os.path.realpath(p) for p in (self.binary, *self.programs)}
         for entry in pathlib.Path("/proc").glob("[0-9]*"):
             try:
                 argv = (entry / "cmdline").read_bytes().split(b"\0")
                 exe = os.readlink(entry / "exe").removesuffix(" (deleted)")
+                guard = (entry / "comm").read_text().strip() == "braidfs-guard"
             except OSError:
                 continue
-            if exe in ours and os.fsencode(str(self.mnt)) in argv:
+            if guard == guards and exe in ours and os.fsencode(str(self.mnt)) in argv:
                 found.append(int(entry.name))
         return [pid for pid in found if is_running(pid)]
 
@@ -436,6 +448,34 @@ def quiet(*argv):
         return 127
 
 
+CONNECTIONS = pathlib.Path("/sys/fs/fuse/connections")
+
+
+def mounts_below(directory):
+    """Of what is mounted in a directory, or on it: the device's numbers, and the mount point."""
+    found = []
+    for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = line.split(" ")
+        point = pathlib.Path(fields[4].replace("\\040", " "))
+        if point == pathlib.Path(directory) or pathlib.Path(directory) in point.parents:
+            found.append((tuple(map(int, fields[2].split(":"))), point))
+    return found
+
+
+def cut_off(directory):
+    """Ends the FUSE connections of what is mounted in a directory, so that nobody waits for them; for cleaning up, so it
+    raises nothing."""
+    for (major, minor), point in mounts_below(directory):
+        if IS_ROOT and not any(CONNECTIONS.glob("*")):
+            quiet("mount", "-t", "fusectl", "fusectl", CONNECTIONS)
+        try:
+            (CONNECTIONS / str(major << 20 | minor) / "abort").write_text("1")
+            log(f"cut off: {point}")
+        except OSError as error:
+            log(f"cannot cut off {point}: {error}")
+        quiet("umount", "-l", point) if IS_ROOT else quiet("fusermount3", "-uz", point)
+
+
 def why_no_ext4():
     """None when an ext4 can be mounted on a loop device, else the reason why not."""
     if not IS_ROOT:
@@ -478,7 +518,8 @@ class Workspace:
             signal.signal(sig, signal.SIG_IGN)
         for volume in self.volumes:
             volume.force_down()
-        left = [v.mnt for v in self.volumes if v.mount_entry()]
+        cut_off(self.dir)
+        left = [point for _, point in mounts_below(self.dir)]
         if left:
             # Never remove a tree with a mounted volume in it.
             print(f"still mounted, please unmount and remove by hand: {', '.join(map(str, left))}", file=sys.stderr)

@@ -33,6 +33,8 @@ daemons() {
     exe=$(readlink -f "$BRAIDFS")
     for proc in /proc/[0-9]*; do
         [ "$(readlink "$proc/exe" 2>/dev/null)" = "$exe" ] || continue
+        # sees to the end of the connection, and ends with the daemon
+        [ "$(cat "$proc/comm" 2>/dev/null)" != braidfs-guard ] || continue
         { tr '\0' '\n' <"$proc/cmdline"; } 2>/dev/null | grep -qxF "$WORK/$1" && basename "$proc"
     done
     return 0

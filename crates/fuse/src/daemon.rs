@@ -138,22 +138,33 @@ pub(crate) fn fork_child<E: Display>(
     leaves: bool,
     work: impl FnOnce(&mut Ready) -> Result<(), E>,
 ) -> io::Result<(libc::pid_t, OwnedFd)> {
+    let (theirs, ours) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(io::Error::from)?;
+    match fork_process()? {
+        None => {
+            drop(theirs);
+            std::process::exit(child(ours, leaves, work))
+        }
+        Some(pid) => {
+            drop(ours);
+            Ok((pid, theirs))
+        }
+    }
+}
+
+/// The number of the forked process; in that, `None`.
+///
+/// # Errors
+/// The process has threads already, or cannot fork.
+pub(crate) fn fork_process() -> io::Result<Option<libc::pid_t>> {
     if threads()? != 1 {
         return Err(io::Error::other("the process has threads already"));
     }
-    let (theirs, ours) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(io::Error::from)?;
     // SAFETY: the process has just one thread (checked above), so that no lock or half-made state of another thread
     // is copied; parent and child may go on to use all of the library.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
-        0 => {
-            drop(theirs);
-            std::process::exit(child(ours, leaves, work))
-        }
-        pid => {
-            drop(ours);
-            Ok((pid, theirs))
-        }
+        0 => Ok(None),
+        pid => Ok(Some(pid)),
     }
 }
 
@@ -322,7 +333,7 @@ fn threads() -> io::Result<usize> {
 
 /// Standard streams to `/dev/null`, so that pipes to the starting program close; and out of the directory it was
 /// started from, which must not stay busy. Not earlier: `work` may have been given relative paths.
-fn leave_terminal() -> io::Result<()> {
+pub(crate) fn leave_terminal() -> io::Result<()> {
     rustix::process::chdir("/")?;
     let null = File::options().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;

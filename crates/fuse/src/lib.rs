@@ -57,6 +57,6 @@ pub use mount_table::{DeadMount, MountId, dead_at};
 pub use ops::TellDevices;
 pub use profile::{Cache, Profile};
 pub use serve::{Progress, ServeError, serve};
-pub use supervise::{Limit, Looked, Successor, SuperviseError, Supervised, greeting, look_after, supervise};
+pub use supervise::{Guard, Limit, Looked, Successor, SuperviseError, Supervised, greeting, look_after, supervise};
 pub use transport::Transport;
 pub use upgrade::{Heir, Upgradable};

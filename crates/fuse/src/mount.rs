@@ -10,6 +10,7 @@ use crate::latency::Latency;
 use crate::mount_table::{MountId, top_at};
 use crate::ops::TellDevices;
 use crate::profile::Profile;
+use crate::supervise::Guard;
 use crate::transport::Transport;
 use crate::upgrade::Upgradable;
 use crate::watch::MetricsAt;
@@ -83,6 +84,8 @@ pub struct MountConfig {
     pub upgrade: Option<Arc<Upgradable>>,
     /// Is told of devices that are added to the volume.
     pub tell_devices: Option<TellDevices>,
+    /// Ends the connections of this process where that is killed and cannot end.
+    pub guard: Option<Arc<Guard>>,
 }
 
 impl MountConfig {
@@ -113,6 +116,7 @@ impl MountConfig {
             slow: None,
             upgrade: None,
             tell_devices: None,
+            guard: None,
         }
     }
 
@@ -180,6 +184,7 @@ pub(crate) struct Mount {
     id: Option<MountId>,
     /// It is not this process' any more.
     left: AtomicBool,
+    guard: Option<Arc<Guard>>,
 }
 
 impl Mount {
@@ -193,16 +198,33 @@ impl Mount {
         let fd =
             if rustix::process::geteuid().is_root() { mount_direct(cfg, &point)? } else { mount_helped(cfg, &point)? };
         let id = top_at(&point)?.map(|top| top.id);
-        Ok((Self { point, id, left: AtomicBool::new(false) }, fd))
+        let mount = Self::of(point, id, cfg.guard.clone());
+        mount.guard();
+        Ok((mount, fd))
     }
 
     /// One that another process has made.
-    pub fn of(point: PathBuf, id: Option<MountId>) -> Self {
-        Self { point, id, left: AtomicBool::new(false) }
+    pub fn of(point: PathBuf, id: Option<MountId>, guard: Option<Arc<Guard>>) -> Self {
+        Self { point, id, left: AtomicBool::new(false), guard }
+    }
+
+    /// Its connection ends with this process, whatever that waits for.
+    pub fn guard(&self) {
+        if let (Some(guard), Some(id)) = (&self.guard, self.id) {
+            guard.watch(id);
+        }
+    }
+
+    /// Another process may serve it when this one has ended.
+    pub fn unguard(&self) {
+        if let (Some(guard), Some(id)) = (&self.guard, self.id) {
+            guard.forget(id);
+        }
     }
 
     /// It stays, whatever becomes of this process: another one serves it, or it is to be seen that nobody does.
     pub fn leave(&self) {
+        self.unguard();
         self.left.store(true, Ordering::SeqCst);
     }
 
@@ -229,7 +251,7 @@ impl Mount {
 
     /// Ends the connection: every operation under way and to come fails. Root only.
     pub fn abort(&self) -> io::Result<()> {
-        abort(self.id.ok_or(Errno::NODEV)?)
+        abort(self.id.ok_or(Errno::NODEV)?.dev)
     }
 
     /// Has the kernel read `kib` ahead instead of its 128 KiB. Best effort: only root may.
@@ -261,6 +283,9 @@ impl Drop for Mount {
         {
             tracing::warn!(point = %self.point.display(), error = %e, "cannot unmount");
         }
+        if !self.left.load(Ordering::SeqCst) {
+            self.unguard();
+        }
     }
 }
 
@@ -290,9 +315,9 @@ fn unmount(point: &Path, lazy: bool) -> io::Result<()> {
     if status.success() { Ok(()) } else { Err(Errno::BUSY.into()) }
 }
 
-/// Ends the connection of a mount: root may, and who mounted it where the control of connections is mounted.
-pub(crate) fn abort(id: MountId) -> io::Result<()> {
-    let (major, minor) = id.dev;
+/// Ends the connection of the mount with this device number: root may, and who mounted it where the control of connections is
+/// mounted.
+pub(crate) fn abort((major, minor): (u32, u32)) -> io::Result<()> {
     if !Path::new(CONNECTIONS).read_dir()?.any(|_| true) {
         // Control of connections is a file system of its own, which not every system mounts by itself.
         rustix::mount::mount("fusectl", CONNECTIONS, "fusectl", MountFlags::empty(), None)?;

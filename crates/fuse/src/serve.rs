@@ -236,10 +236,11 @@ impl Attached {
                 tracing::error!(error = %e, "cannot end the FUSE connection");
             }
         };
+        let over = || mount.unguard();
         let mut next = (fresh, rings);
         let result = loop {
             let (fresh, rings) = next;
-            let service = Service { channel: channel.clone(), rings, cfg, metrics, abandon: &abandon };
+            let service = Service { channel: channel.clone(), rings, cfg, metrics, abandon: &abandon, over: &over };
             let (fs, prepared) = match session::run(fresh, service, || tell(Progress::Ready)) {
                 Ok(SessionEnd::Stopped(fs, prepared)) => (fs, prepared),
                 Ok(SessionEnd::Unmounted) => break Ok(Served::Unmounted),

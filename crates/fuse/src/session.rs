@@ -173,6 +173,8 @@ pub(crate) struct Service<'a> {
     pub metrics: Option<&'a Listener>,
     /// Ends the connection by force, where it cannot be served.
     pub abandon: &'a (dyn Fn() + Sync),
+    /// Called when the connection has ended, before the volume is closed.
+    pub over: &'a (dyn Fn() + Sync),
 }
 
 /// Serves until it is unmounted, then closes the volume; or until another program is to take over. `ready` is called when the
@@ -182,7 +184,7 @@ pub(crate) struct Service<'a> {
 /// Of starting threads (the volume is closed then, too), of rings that the kernel refused, or of closing the volume.
 pub(crate) fn run(fresh: Fresh, service: Service<'_>, ready: impl FnOnce()) -> Result<SessionEnd, RunError> {
     let Fresh { mut fs, work } = fresh;
-    let Service { channel, rings, cfg, metrics, abandon } = service;
+    let Service { channel, rings, cfg, metrics, abandon, over } = service;
     let at_device = rings.is_empty();
     // With rings one more, which reads what stays at the device.
     let threads = if at_device { at_device_threads(cfg) } else { rings.len() + 1 };
@@ -204,6 +206,7 @@ pub(crate) fn run(fresh: Fresh, service: Service<'_>, ready: impl FnOnce()) -> R
     let close = || {
         let mut closed = closed.lock();
         if closed.is_none() {
+            over();
             channel.connections().end();
             *closed = Some(close_volume(&slots));
         }

@@ -16,7 +16,7 @@ use braidfs_device::{
     open_claimed_devices,
 };
 use braidfs_fuse::{
-    DaemonError, DeadMount, Heir, Looked, MountConfig, Progress, Ready, SuperviseError, Supervised, TellDevices,
+    DaemonError, DeadMount, Guard, Heir, Looked, MountConfig, Progress, Ready, SuperviseError, Supervised, TellDevices,
     Upgradable, daemonize, dead_at, greeting, look_after, serve, supervise,
 };
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -179,9 +179,12 @@ fn take_over(devices: &[PathBuf], mountpoint: &Path, spec: &MountSpec, again: &A
     if spec.supervise.is_some() {
         notify::leave_to_others();
     }
+    // the other end of the standard input shall see the end of this process by itself
+    let guard = if spec.supervise.is_none() { guard(true) } else { None };
     let heir = Heir::new().map_err(|e| Failure::new(e.to_string()))?;
     let mut cfg = MountConfig::new(open::show(devices), mountpoint);
     spec.configure(&mut cfg);
+    cfg.guard = guard;
     // how often it commits, and what a remount changes, the other process tells
     let upgrade = upgradable(volume_options(spec, PLAIN_FUSE_COMMIT), again);
     let tell = |progress| match progress {
@@ -189,6 +192,17 @@ fn take_over(devices: &[PathBuf], mountpoint: &Path, spec: &MountSpec, again: &A
         Progress::Mounted(_) | Progress::Ready => {}
     };
     heir.serve(cfg, upgrade, tell).map(|()| 0).map_err(|e| Failure::new(e.to_string()))
+}
+
+/// Who ends the connections of this process if it is killed and cannot end; before it has threads. A parent does the same.
+fn guard(in_background: bool) -> Option<Arc<Guard>> {
+    match Guard::start(in_background) {
+        Ok(guard) => Some(Arc::new(guard)),
+        Err(e) => {
+            tracing::warn!(error = %host_error(&e), "no guard: killed at a bad moment, the mount may have to be cut off by hand");
+            None
+        }
+    }
 }
 
 /// What the next program needs. The volume's devices, and the pipe to a parent, are added.
@@ -398,7 +412,7 @@ impl Job<'_> {
     /// Serves until it is unmounted, with a parent that looks after the process where that is wanted.
     fn run(&self, in_background: bool, ready: &mut Ready) -> Result<(), Failure> {
         if self.spec.supervise.is_none() {
-            return self.serve(ready, None);
+            return self.serve(ready, None, guard(in_background));
         }
         let mounted = self.uuid();
         self.supervised(in_background, mounted, |how, work| supervise(how, ready, work))
@@ -419,12 +433,15 @@ impl Job<'_> {
         let work = |ready: &mut Ready, dead: Option<&DeadMount>| {
             // the parent tells who is to be told
             notify::leave_to_others();
-            let Some(dead) = dead else { return self.serve(ready, None) };
+            let Some(dead) = dead else { return self.serve(ready, None, None) };
             // a remount may have changed it meanwhile
             let spec = self.spec.with_flags_of(&dead.options());
             let (mountpoint, again, added) = (self.mountpoint.clone(), self.again, self.added.clone());
-            Job { devices: self.devices_now(mounted), mountpoint, spec: &spec, mounted, again, added }
-                .serve(ready, Some(dead))
+            Job { devices: self.devices_now(mounted), mountpoint, spec: &spec, mounted, again, added }.serve(
+                ready,
+                Some(dead),
+                None,
+            )
         };
         // which of them are the volume's is looked at when it is mounted again
         let (devices, note) = (|| self.devices_ever(), note_of(mounted));
@@ -521,7 +538,7 @@ impl Job<'_> {
     }
 
     /// `restart`: the mount that a parent found dead, in whose place this one goes.
-    fn serve(&self, told: &mut Ready, restart: Option<&DeadMount>) -> Result<(), Failure> {
+    fn serve(&self, told: &mut Ready, restart: Option<&DeadMount>, guard: Option<Arc<Guard>>) -> Result<(), Failure> {
         let spec = self.spec;
         let found = if restart.is_some() { None } else { dead_at(&self.mountpoint) };
         let dead = restart.or(found.as_ref());
@@ -578,6 +595,7 @@ impl Job<'_> {
         }
         let mut cfg = MountConfig::new(open::show(&self.devices), &self.mountpoint);
         spec.configure(&mut cfg);
+        cfg.guard = guard;
         cfg.tell_devices = self.added.clone().map(|a| TellDevices(Arc::new(move |path| a.note(path))));
         cfg.fuseblk = claim.as_ref().map(|claim| match claim {
             Claim::Own => self.devices[0].clone(),

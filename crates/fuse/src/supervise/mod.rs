@@ -13,8 +13,10 @@
 //!
 //! [`History`] decides when it is tried again, and when no more. Low-level module: fork, signals.
 
+mod guard;
 mod successor;
 
+pub use guard::Guard;
 use successor::State;
 pub use successor::{Looked, Successor, greeting};
 
@@ -540,7 +542,7 @@ impl Child {
                 && let Some(id) = mounted
             {
                 tracing::error!("the serving process was killed and waits for itself: its connection is cut off");
-                if let Err(e) = abort(id) {
+                if let Err(e) = abort(id.dev) {
                     tracing::error!(error = %e, "cannot cut off the FUSE connection");
                 }
             }

@@ -102,7 +102,7 @@ impl Heir {
             Err(why) => return Err(refuse(&peer, why)),
         };
         cfg.upgrade = Some(Arc::new(upgrade));
-        let mount = Arc::new(Mount::of(point, mount.and_then(|id| id.parse().ok())));
+        let mount = Arc::new(Mount::of(point, mount.and_then(|id| id.parse().ok()), cfg.guard.clone()));
         // until it serves, the mount is the other one's
         let fresh = at_step("new-mounting")
             .and_then(|()| Fresh::again(vol, negotiated, &cfg, mount.dirty_limit(), front, None));
@@ -134,6 +134,7 @@ impl Heir {
             metrics.into_iter().for_each(Listener::leave);
             return Err(refuse(&peer, why));
         }
+        mount.guard();
         let _ = peer.send(&ToOld::Going, &[]);
         let _ = at_step("new-going");
         for device in &devices {

@@ -474,6 +474,8 @@ pub(crate) fn hand_over(fs: BraidFs, prepared: Prepared, served: &Served<'_>) ->
             held = list;
             tracing::info!(held = held.len(), handles = front.handles.len(), "upgrade: the volume is closed");
             let all = All { config, devices: &devices, front: &front, held: &held };
+            // It goes on where this process is killed in the midst.
+            served.mount.unguard();
             match give(&new, &asked, &all, served) {
                 Ok(()) => {
                     new.released = true;
@@ -500,6 +502,7 @@ pub(crate) fn hand_over(fs: BraidFs, prepared: Prepared, served: &Served<'_>) ->
         }
     };
     let status = new.end();
+    served.mount.guard();
     devices.iter().for_each(|d| d.keep());
     match mount_again(&devices, &config.options, &now, &held) {
         Ok(vol) => {

@@ -1,0 +1,146 @@
+"""A serving process that is killed while it waits for itself in the kernel: its guard ends the connection (docs/mounted.md)."""
+
+import contextlib
+import ctypes
+import mmap
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+from fslib import log, run, wait_for
+from mount_tests.common import LIBC, check, daemon_only, must, root_only, same
+from mount_tests.helpers import small_volume
+
+PTRACE_DETACH, PTRACE_SEIZE, PTRACE_INTERRUPT = 17, 0x4206, 0x4207
+WALL = 0x40000000
+SYNC_FILE_RANGE_WRITE = 2
+
+
+def ptrace(what, thread):
+    if LIBC.ptrace(what, thread, None, None) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def stop(thread):
+    """Of all threads of a process this one alone."""
+    ptrace(PTRACE_SEIZE, thread)
+    ptrace(PTRACE_INTERRUPT, thread)
+    os.waitpid(thread, WALL)
+
+
+def threads_named(pid, name):
+    tasks = pathlib.Path(f"/proc/{pid}/task").iterdir()
+    return [int(t.name) for t in tasks if (t / "comm").read_text().strip().startswith(name)]
+
+
+def state(pid, thread):
+    return pathlib.Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def guards(volume):
+    return volume.daemons(guards=True)
+
+
+def make_wait_for_itself(volume, pid):
+    """Leaves the helper thread of the server in the kernel, where it waits for a page that is on its way to the server."""
+    path = volume.mnt / "f"
+    path.write_bytes(bytes(1 << 20))
+    # closed by the end of the mount: a close would wait for the page, too
+    file = open(path, "r+b")  # noqa: SIM115
+    os.fsync(file.fileno())
+    mapped = mmap.mmap(file.fileno(), 1 << 20)
+    same(mapped[0], 0, "what is mapped")
+    (helper,) = threads_named(pid, "fuse-helper")
+    stop(helper)
+    # The answer waits for the helper, which has to drop the page from the kernel's cache.
+    writer = os.fork()
+    if writer == 0:
+        with contextlib.suppress(OSError):
+            direct = os.open(path, os.O_WRONLY | os.O_DIRECT)
+            os.pwrite(direct, mmap.mmap(-1, 4096), 0)
+        os._exit(0)
+    time.sleep(1)
+    mapped[0] = 7
+    stopped = [thread for thread in threads_named(pid, "fuse-") if thread != helper]
+    for thread in stopped:
+        stop(thread)
+    if LIBC.sync_file_range(file.fileno(), ctypes.c_long(0), ctypes.c_long(4096), SYNC_FILE_RANGE_WRITE):
+        raise OSError(ctypes.get_errno(), "sync_file_range")
+    ptrace(PTRACE_DETACH, helper)
+    wait_for("the helper in the kernel", lambda: state(pid, helper) == "D", 10)
+    return writer, stopped, file, mapped
+
+
+@check
+def killed_while_it_waits_for_itself(volume, _top):
+    root_only()
+    daemon_only(volume)
+    with small_volume(volume) as v:
+        v.mount("transport=dev", "latency=off")
+        (pid,) = v.daemons()
+        same(len(guards(v)), 1, "number of guards")
+        writer, stopped, file, mapped = make_wait_for_itself(v, pid)
+        os.kill(pid, signal.SIGKILL)
+        for thread in stopped:
+            os.waitpid(thread, WALL)
+        # all of it, not only the first thread
+        wait_for("the end of all its threads", lambda: ended(pid), 20)
+        wait_for("the end of its guard", lambda: not guards(v), 10)
+        os.waitpid(writer, 0)
+        mapped.close()
+        with contextlib.suppress(OSError):
+            file.close()
+        run("umount", "-l", v.mnt, timeout=20)
+        v.mount()
+        same(len((v.mnt / "f").read_bytes()), 1 << 20, "length of the file after the kill")
+        v.umount()
+        same(v.fsck("-f", "-n")[0], 0, "exit code of fsck")
+
+
+def ended(pid):
+    try:
+        return len(os.listdir(f"/proc/{pid}/task")) <= 1
+    except FileNotFoundError:
+        return True
+
+
+@check
+def the_guard_ends_with_the_server(volume, _top):
+    daemon_only(volume)
+    with small_volume(volume) as v:
+        v.mount()
+        (guard,) = guards(v)
+        # what asks for the end of all is not for it
+        for sig in signal.SIGTERM, signal.SIGINT, signal.SIGHUP:
+            os.kill(guard, sig)
+        (v.mnt / "f").write_text("x")
+        same(guards(v), [guard], "its guard after signals that ask to end")
+        v.umount()
+        wait_for("the end of the guard", lambda: not guards(v), 10)
+        # without it the mount goes on
+        v.mount()
+        (guard,) = guards(v)
+        os.kill(guard, signal.SIGKILL)
+        (v.mnt / "g").write_text("y")
+        v.umount()
+        v.mount()
+        same(((v.mnt / "f").read_text(), (v.mnt / "g").read_text()), ("x", "y"), "content")
+        v.kill9()
+        wait_for("the end of the guard", lambda: not guards(v), 10)
+        run("umount", "-l", v.mnt) if os.geteuid() == 0 else run("fusermount3", "-uz", v.mnt)
+
+
+@check
+def standard_streams_are_not_kept_open(volume, _top):
+    """Who starts a mount with a pipe sees the end of that, though the mount stays."""
+    daemon_only(volume)
+    with small_volume(volume) as v:
+        argv = [v.binary, "mount", v.image, v.mnt]
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=30)
+        same(done.returncode, 0, f"exit code of mount: {done.stdout.decode()}")
+        log(done.stdout.decode())
+        must(v.daemons() and guards(v), "no server, or no guard")
+        v.umount()
