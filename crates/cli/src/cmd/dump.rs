@@ -33,8 +33,8 @@ pub struct Args {
     devices: Vec<PathBuf>,
 }
 
-/// How often a structure of a volume in use is read again that does not hold.
-const RETRIES: usize = 20;
+/// How often a structure of a volume in use is read again that does not hold: until the next checkpoint, which may have to come.
+const RETRIES: usize = 250;
 
 pub fn run(args: &Args) -> Outcome {
     let what = parse(args.what.as_bytes()).map_err(|why| Failure::at("dump", args.what.display(), why))?;
