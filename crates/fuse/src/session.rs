@@ -417,7 +417,7 @@ impl Server<'_> {
             None if matches!(opcode, op::FORGET | op::BATCH_FORGET) => Ok(Outcome::Silent),
             None => Err(Errno::NODEV),
         };
-        self.counts.end(begun, &handled, req.head.pid);
+        self.counts.end(&begun, &handled, req.head.pid);
         match handled {
             Ok(Outcome::Reply) => Reply::Body,
             Ok(Outcome::Deferred) => Reply::Deferred,
