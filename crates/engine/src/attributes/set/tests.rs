@@ -130,3 +130,41 @@ fn an_fsync_after_it_makes_it_durable() {
     }
     v.unmount().unwrap();
 }
+
+/// A clock that stands still: a write changes no times.
+fn still() -> Timestamp {
+    Timestamp { sec: 1_700_000_000, nsec: 0 }
+}
+
+/// An fsync that writes blocks where they lie writes the inode, too, where mode or times were changed beside an overwrite.
+#[test]
+fn an_fsync_in_place_takes_mode_and_times_along() {
+    let times = kept_times(100);
+    let mode = SetAttr { mode: Some(0o600), ctime: Some(SetTime::At(still())), ..SetAttr::default() };
+    for set in [times, mode] {
+        let device = formatted();
+        let options = MountOptions {
+            background: false,
+            commit_interval: Duration::from_secs(3600),
+            clock: Some(still),
+            ..MountOptions::default()
+        };
+        let v = Volume::mount(vec![device.clone()], options).unwrap();
+        let f = open(&v, "/f");
+        v.write(&f, 0, &[1; 32 * 4096]).unwrap();
+        v.sync().unwrap();
+        for round in 2..4 {
+            v.write(&f, 4096, &[round; 4096]).unwrap();
+            if round == 3 {
+                assert!(v.setattr_beside(f.ino(), |_| true, &set).unwrap().is_some());
+            }
+            v.fsync(f.ino(), false).unwrap();
+        }
+        let told = v.getattr(f.ino()).unwrap();
+        v.crash();
+        let v = mount(&device);
+        let now = v.getattr(open(&v, "/f").ino()).unwrap();
+        assert_eq!((seconds(&now), now.mode), (seconds(&told), told.mode), "{set:?}");
+        v.unmount().unwrap();
+    }
+}
