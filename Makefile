@@ -43,7 +43,7 @@ UDEV_RULE := $(DESTDIR)$(LIBDIR)/udev/rules.d/60-braidfs.rules
 UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service braidfs@.service)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy doc api unit heavy heavy-long semver top-picture dashboard-picture watch-cost watch-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps deps-test lib wheel python python-built python-unit install install-lib uninstall deb deb-test deb-test-built dist blkid-test recovery-bench sync-bench resize-kill device-kill tenant-kill tenant-rates supervise-kills supervise-peers upgrade-rounds upgrade-peers upgrade-from small-files dist-test clean
+.PHONY: help build demo bench test fmt clippy doc api unit heavy heavy-long semver top-picture dashboard-picture watch-cost watch-instructions request-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps deps-test lib wheel python python-built python-unit install install-lib uninstall deb deb-test deb-test-built dist blkid-test recovery-bench sync-bench resize-kill device-kill tenant-kill tenant-rates supervise-kills supervise-peers upgrade-rounds upgrade-peers upgrade-from small-files dist-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -223,6 +223,10 @@ watch-cost: build ## what counting, watching, metrics and slow= cost small reque
 watch-instructions: build ## the same in instructions that the server executes for a request, which a busy machine does not change (valgrind; root; 5 minutes)
 	@command -v valgrind >/dev/null || scripts/deps.sh valgrind
 	@scripts/watch-cost.py --instructions
+
+request-instructions: build ## what each kind of request costs in instructions of the server, which a busy machine does not change; ROUNDS (default 1), JSON=FILE, BEFORE=FILE (valgrind; root; 4 minutes)
+	@command -v valgrind >/dev/null || scripts/deps.sh valgrind
+	@scripts/request-instructions.py --rounds $(or $(ROUNDS),1) $(if $(JSON),--json $(JSON)) $(if $(BEFORE),--compare $(BEFORE))
 
 semver: ## what has changed in the interfaces of braidfs-fs and braidfs since BASELINE (default: the one in scripts/api-baseline), by cargo-semver-checks (5 minutes)
 	@command -v cargo-semver-checks >/dev/null || { echo "cargo-semver-checks is missing: cargo install cargo-semver-checks" >&2; exit 1; }

@@ -15,8 +15,6 @@ instructions that it executes for a request: nearly the same on a busy machine. 
 
 import contextlib
 import os
-import re
-import signal
 import socket
 import statistics
 import subprocess
@@ -26,8 +24,8 @@ import threading
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-BINARY = os.environ.get("BRAIDFS_BIN", str(ROOT / "target/release/braidfs"))
+from counted_server import BINARY, built, counted_server
+
 LOAD = r"""
 #include <errno.h>
 #include <fcntl.h>
@@ -64,44 +62,8 @@ int main(int argc, char **argv)
 	printf("%f\n", (double)(b.tv_sec - a.tv_sec) + (double)(b.tv_nsec - a.tv_nsec) / 1e9);
 }
 """
-# valgrind hides the vDSO in auxv(5), but not in this newer way to it, which then leads nowhere: it is refused.
-LAUNCHER = r"""
-#include <errno.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-int main(int argc, char **argv)
-{
-	struct sock_filter rules[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_prctl, 0, 3),
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[0])),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x41555856 /* PR_GET_AUXV */, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-	};
-	struct sock_fprog filter = { sizeof rules / sizeof rules[0], rules };
-	if (argc < 2 || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter)) {
-		perror("launcher");
-		return 1;
-	}
-	execvp(argv[1], argv + 1);
-	perror(argv[1]);
-	return 1;
-}
-"""
 LOADS = {"lookup": 30000, "create": 8000, "sync": 2000}
 WAYS = ["off", "default", "watched", "metrics", "slow"]
-
-
-def built(program, source):
-    subprocess.run(["cc", "-O2", "-x", "c", "-o", program, "-"], check=True, input=source, text=True)
-    return program
 
 
 def cpu_of(pid):
@@ -167,44 +129,22 @@ def measure(mounts, load, rounds):
 def executed(way, work, load, name, times, fetches=1):
     """Instructions of the server from its start to its end, with so many requests of this kind. `metrics`: they are fetched
     once, before the requests: what a fetch costs is by the second, and not by the request (the last row)."""
-    image, mnt, out = work / "counted.img", work / "counted", work / "cachegrind.out"
-    for old in (image, out):
-        old.unlink(missing_ok=True)
-    mnt.mkdir(exist_ok=True)
-    subprocess.run([BINARY, "mkfs", "--quiet", "--size", "256M", image], check=True)
-    # no thread looks at the clock by itself, nothing is written behind the requests
     address = work / "metrics"
     more = {"slow": ",slow=1000", "metrics": f",metrics=unix:{address}"}.get(way, "")
-    options = "transport=dev,latency=off,fuseblk=never,commit=300,threads=2" + more
-    env = dict(os.environ, BRAIDFS_LOG="error", **({"BRAIDFS_NOT_COUNTED": "1"} if way == "off" else {}))
-    valgrind = ["valgrind", "--tool=cachegrind", "--cache-sim=no", f"--cachegrind-out-file={out}", "--log-file=/dev/null"]
-    server = subprocess.Popen([work / "launcher", *valgrind, BINARY, "mount", "--foreground", "-o", options, image, mnt], env=env)
-    try:
-        deadline = time.monotonic() + 60
-        while not os.path.ismount(mnt):
-            if server.poll() is not None or time.monotonic() > deadline:
-                sys.exit("watch-cost: the server under valgrind does not mount")
-            time.sleep(0.05)
+    with counted_server(work, more, {"BRAIDFS_NOT_COUNTED": "1"} if way == "off" else {}) as counted:
         top = None
         if way == "watched":
             # looks once; each request is timed meanwhile
-            top = subprocess.Popen([BINARY, "top", "--batch", "-d", "60", mnt], stdout=subprocess.DEVNULL)
+            top = subprocess.Popen([BINARY, "top", "--batch", "-d", "60", counted.mnt], stdout=subprocess.DEVNULL)
             time.sleep(2)
         elif way == "metrics":
             for _ in range(fetches):
                 fetch(address)
-        subprocess.run([load, mnt, name, str(times), "0"], check=True, capture_output=True)
+        subprocess.run([load, counted.mnt, name, str(times), "0"], check=True, capture_output=True)
         if top:
             top.terminate()
             top.wait()
-    finally:
-        subprocess.run(["umount", mnt], check=False, stderr=subprocess.DEVNULL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(60)
-        if server.poll() is None:
-            server.send_signal(signal.SIGKILL)
-            server.wait()
-    return int(re.search(r"^summary: (\d+)", out.read_text(), re.M).group(1))
+    return counted.instructions
 
 
 def fetch(address):
@@ -238,7 +178,6 @@ def main():
     with tempfile.TemporaryDirectory(prefix="braidfs-watch-", dir="/var/tmp") as work, contextlib.ExitStack() as stack:
         load = built(Path(work) / "load", LOAD)
         if instructions:
-            built(Path(work) / "launcher", LAUNCHER)
             count(Path(work), load)
             return
         mounts = {}

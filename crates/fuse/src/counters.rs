@@ -134,6 +134,13 @@ pub(crate) struct Begun {
     of: Option<Of>,
 }
 
+impl Begun {
+    /// When it was received, where it is timed.
+    fn received(&self) -> Option<Instant> {
+        self.at.map(|at| at.checked_sub(self.waited).unwrap_or(at))
+    }
+}
+
 /// Of whom a request that is timed asks, and who.
 #[derive(Debug, Clone, Copy, Default)]
 struct Of {
@@ -143,15 +150,12 @@ struct Of {
 }
 
 /// Where the request at hand is counted.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Counted<'l> {
-    line: &'l Arc<CachePadded<Line>>,
-    code: usize,
-    at: Option<Instant>,
-    asked: Option<Asked>,
-    of: Option<Of>,
-    /// It is handled by another thread than that of the line.
-    aside: bool,
+#[derive(Clone, Copy)]
+pub(crate) enum Counted<'l> {
+    /// By the thread of the line.
+    Here(&'l Arc<CachePadded<Line>>, &'l Begun),
+    /// By another one.
+    Aside(&'l Timing),
 }
 
 /// The lines of all threads of a mount.
@@ -186,17 +190,23 @@ pub(crate) struct Timing {
 impl Counted<'_> {
     /// It moved so many bytes of data.
     pub fn moved(&self, bytes: u64) {
-        let op = &self.line.ops[self.code];
-        if self.aside {
-            op.later.get_or_init(Box::default).bytes.fetch_add(bytes, Relaxed);
-        } else {
-            rise(&op.bytes, bytes);
+        match self {
+            Self::Here(line, begun) => rise(&line.ops[begun.code].bytes, bytes),
+            Self::Aside(timing) => {
+                let later = timing.line.ops[timing.code].later.get_or_init(Box::default);
+                later.bytes.fetch_add(bytes, Relaxed);
+            }
         }
     }
 
     /// For the case that another thread answers.
     pub fn timing(&self) -> Timing {
-        Timing { line: self.line.clone(), code: self.code, at: self.at, asked: self.asked, of: self.of }
+        match *self {
+            Self::Here(line, begun) => {
+                Timing { line: line.clone(), code: begun.code, at: begun.received(), asked: begun.asked, of: begun.of }
+            }
+            Self::Aside(timing) => timing.clone(),
+        }
     }
 }
 
@@ -221,7 +231,7 @@ impl Timing {
 
     /// For a handler, in another thread.
     pub fn counted(&self) -> Counted<'_> {
-        Counted { line: &self.line, code: self.code, at: self.at, asked: self.asked, of: self.of, aside: true }
+        Counted::Aside(self)
     }
 }
 
@@ -367,7 +377,20 @@ impl Line {
     }
 
     /// Its handler returned; the answer need not be sent yet. `client`: the thread that asks.
-    pub fn end(&self, begun: Begun, handled: &Handled, client: u32) {
+    #[inline]
+    pub fn end(&self, begun: &Begun, handled: &Handled, client: u32) {
+        if self.mode.counts && !matches!(handled, Ok(Outcome::Reply | Outcome::Silent)) {
+            let op = &self.ops[begun.code];
+            rise(if handled.is_err() { &op.errors } else { &op.deferred }, 1);
+        }
+        // while somebody watches each is timed, but where the clock is slow
+        if begun.at.is_some() || begun.asked.is_some() || is_watched(begun.watched) {
+            self.end_timed(begun, handled, client);
+        }
+    }
+
+    /// [`Self::end`] where more of it is wanted than how many there were.
+    fn end_timed(&self, begun: &Begun, handled: &Handled, client: u32) {
         let op = &self.ops[begun.code];
         let deferred = *handled == Ok(Outcome::Deferred);
         let slow = self.mode.slow.as_ref().zip(begun.asked.as_ref());
@@ -385,12 +408,6 @@ impl Line {
             if let Some(domain) = domain.and_then(|d| self.domains.get_or_init(Box::default).of(d)) {
                 domain.at_once.get_or_init(Box::default).record(took);
             }
-        }
-        if deferred && self.mode.counts {
-            rise(&op.deferred, 1);
-        }
-        if handled.is_err() && self.mode.counts {
-            rise(&op.errors, 1);
         }
         if let Some((slow, asked)) = slow {
             if let Some(now) = now.filter(|_| !deferred) {
@@ -415,9 +432,8 @@ impl Line {
 
 impl Begun {
     /// For the handler; `line` began it.
-    pub fn counted<'l>(&self, line: &'l Arc<CachePadded<Line>>) -> Counted<'l> {
-        let at = self.at.map(|at| at.checked_sub(self.waited).unwrap_or(at));
-        Counted { line, code: self.code, at, asked: self.asked, of: self.of, aside: false }
+    pub fn counted<'l>(&'l self, line: &'l Arc<CachePadded<Line>>) -> Counted<'l> {
+        Counted::Here(line, self)
     }
 }
 
@@ -544,16 +560,16 @@ mod tests {
         let counters = Counters::default();
         let (a, b) = (counters.line(), counters.line());
         for line in [&a, &b] {
-            line.end(line.begin(op::FSYNC), &Ok(Outcome::Deferred), 1);
-            line.end(line.begin(op::GETATTR), &Err(rustix::io::Errno::IO), 1);
+            line.end(&line.begin(op::FSYNC), &Ok(Outcome::Deferred), 1);
+            line.end(&line.begin(op::GETATTR), &Err(rustix::io::Errno::IO), 1);
         }
-        a.end(a.begin(op::GETATTR), &Ok(Outcome::Reply), 1);
-        a.end(a.begin(4096), &Ok(Outcome::Reply), 1);
-        a.end(a.begin(u32::MAX), &Ok(Outcome::Reply), 1);
+        a.end(&a.begin(op::GETATTR), &Ok(Outcome::Reply), 1);
+        a.end(&a.begin(4096), &Ok(Outcome::Reply), 1);
+        a.end(&a.begin(u32::MAX), &Ok(Outcome::Reply), 1);
         let begun = a.begin(op::READ);
         begun.counted(&a).moved(4096);
         let timing = begun.counted(&a).timing();
-        a.end(begun, &Ok(Outcome::Deferred), 1);
+        a.end(&begun, &Ok(Outcome::Deferred), 1);
         timing.counted().moved(100);
         let sum = counters.sum();
         let of = |code: u32| (sum[code as usize].requests, sum[code as usize].deferred);
@@ -572,7 +588,7 @@ mod tests {
             if begun.at.is_some() && n % 4 == 3 {
                 std::thread::sleep(Duration::from_micros(100));
             }
-            line.end(begun, &Ok(Outcome::Reply), 1);
+            line.end(&begun, &Ok(Outcome::Reply), 1);
         }
         let sum = counters.sum();
         for (code, s) in sum.iter().enumerate().skip(1).take(4) {
@@ -589,7 +605,7 @@ mod tests {
         let line = counters.line();
         let ask = |n: u32| {
             for i in 0..n {
-                line.end(line.begin(op::GETATTR), &Ok(Outcome::Reply), i % 2);
+                line.end(&line.begin(op::GETATTR), &Ok(Outcome::Reply), i % 2);
             }
             let times = counters.times(op::GETATTR as usize).iter().sum::<u64>();
             assert_eq!(times, counters.sum()[op::GETATTR as usize].timed);
@@ -617,7 +633,7 @@ mod tests {
         // the first one is timed
         let begun = line.begin(op::FSYNC);
         let timing = begun.counted(&line).timing();
-        line.end(begun, &Ok(Outcome::Deferred), 1);
+        line.end(&begun, &Ok(Outcome::Deferred), 1);
         assert_eq!(counters.times(op::FSYNC as usize), [0; BUCKETS]);
         std::thread::sleep(Duration::from_millis(2));
         timing.answered(false);
@@ -633,7 +649,7 @@ mod tests {
         for n in 0..100 {
             let begun = line.begin(op::FSYNC);
             let timing = begun.counted(&line).timing();
-            line.end(begun, &Ok(Outcome::Deferred), 1);
+            line.end(&begun, &Ok(Outcome::Deferred), 1);
             timing.answered(n % 2 == 0);
         }
         let sum = counters.sum()[op::FSYNC as usize];
@@ -648,7 +664,7 @@ mod tests {
         let received = Instant::now().checked_sub(Duration::from_secs(100)).unwrap();
         let begun = line.begin_waited(op::READ, Some(received));
         let timing = begun.counted(&line).timing();
-        line.end(begun, &Ok(Outcome::Reply), 1);
+        line.end(&begun, &Ok(Outcome::Reply), 1);
         timing.answered(false);
         let times = crate::watch::sample::Latency::new(&counters.times(op::READ as usize));
         assert_eq!((times.count(), times.up_to(50_000_000_000)), (2, 0));
@@ -664,7 +680,7 @@ mod tests {
             let mut begun = line.begin(op::FSYNC);
             line.of(&mut begun, client, || Some(DomainId(domain)));
             let timing = begun.counted(line).timing();
-            line.end(begun, &Ok(if deferred { Outcome::Deferred } else { Outcome::Reply }), client);
+            line.end(&begun, &Ok(if deferred { Outcome::Deferred } else { Outcome::Reply }), client);
             if deferred {
                 timing.answered(false);
             }
@@ -698,7 +714,7 @@ mod tests {
         let counters = Counters::default();
         let (line, idle) = (counters.line(), counters.line());
         let ask =
-            |line: &Line, client| (0..40).for_each(|_| line.end(line.begin(op::GETATTR), &Ok(Outcome::Reply), client));
+            |line: &Line, client| (0..40).for_each(|_| line.end(&line.begin(op::GETATTR), &Ok(Outcome::Reply), client));
         counters.watch(3600);
         ask(&line, 1);
         ask(&idle, 1);

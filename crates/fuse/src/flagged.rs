@@ -116,6 +116,11 @@ impl Flagged {
         self.immutable.store(after, Ordering::Relaxed);
     }
 
+    /// Whether flags of any file changed during this mount, as far as the kernel may not know it.
+    pub fn any(&self) -> bool {
+        self.count.load(Ordering::Relaxed) != 0
+    }
+
     /// Whether the file became immutable during this mount.
     pub fn is_immutable(&self, ino: InodeNo) -> bool {
         self.immutable.load(Ordering::Relaxed) != 0 && self.files.lock().get(&ino.0).is_some_and(|c| c.immutable)

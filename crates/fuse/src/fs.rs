@@ -329,6 +329,7 @@ impl BraidFs {
     }
 
     /// [`Self::handle`]; `waited`: it was put aside where another connection had what it asks for.
+    #[inline]
     pub(crate) fn handle_as(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>, waited: bool) -> Handled {
         let several = self.connections.any();
         if several && let Some(stopped) = self.stopped_at_border(req, cx, waited) {

@@ -156,7 +156,7 @@ impl BraidFs {
         // a look-up of `.` is that of a file handle: what was just removed must not come back to life by it
         let early = match req.head.opcode {
             op::STATFS | op::SYNCFS => true,
-            op::LOOKUP => req.name() == Ok(b"."),
+            op::LOOKUP => req.names_itself(),
             _ => false,
         };
         if early && self.forgets_due() && !self.caught_up() {
@@ -232,7 +232,7 @@ impl BraidFs {
             tracing::error!(op = op::name(opcode), node = %req.node(), "panic in a FUSE operation");
             Ok(Outcome::Silent)
         });
-        counts.end(begun, &handled, 0);
+        counts.end(&begun, &handled, 0);
         if let Err(e) = handled {
             channel.reply_error(unique, e);
         }

@@ -14,7 +14,7 @@
 //! A request is answered ESTALE when the inode that its id was given for is gone. How that is found out:
 //! [`BraidFs::opened`] of a file whose content is asked for, which keeps the inode alive; [`BraidFs::attr`] where attributes are all that
 //! is wanted; [`BraidFs::hold`] where the inode must not go meanwhile: to open it, and for SETATTR, which the kernel
-//! also sends on its own, at any time; [`BraidFs::live`] for the rest: there the kernel knows the inode, which keeps it.
+//! also sends on its own, at any time (but where it is a change in memory alone, which looks for itself); [`BraidFs::live`] for the rest: there the kernel knows the inode, which keeps it.
 //!
 //! Does not promise: to tell an id from one of the same number 2^24 generations later.
 

@@ -27,7 +27,7 @@ use crate::abi::{self, fattr, op};
 use crate::channel::Channel;
 use crate::fs::{BraidFs, CONGESTED, Context, MAX_IO_BYTES};
 use crate::node::WireId;
-use crate::request::{Answer, OwnedRequest, Request};
+use crate::request::{Answer, Handled, Outcome, OwnedRequest, Request};
 use crate::requester::{self, Doing};
 use crate::transport::Later;
 use braidfs::{Demand, DomainId, Turn, Way};
@@ -299,10 +299,12 @@ impl BraidFs {
     }
 
     /// Handles a request, or parks it until its tenant's turn.
-    pub(crate) fn serve(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> crate::request::Handled {
-        if !self.vol.any_rates() {
-            return self.serve_now(req, out, cx);
-        }
+    #[inline]
+    pub(crate) fn serve(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
+        if self.vol.any_rates() { self.serve_in_turn(req, out, cx) } else { self.serve_now(req, out, cx) }
+    }
+
+    fn serve_in_turn(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let place = self.asks(req).and_then(|asks| Some((self.domain_index(asks.ino.ino())?, asks)));
         let turn = place.and_then(|(d, asks)| Some((d, self.vol.come(DomainId(d as u16), asks.demand)?, asks)));
         let Some((domain, turn, asks)) = turn else { return self.serve_now(req, out, cx) };
@@ -318,7 +320,7 @@ impl BraidFs {
                 };
                 let writes = asks.demand.way == Way::Write;
                 match self.pacer.park(park, turn, (domain, writes), asks.background) {
-                    None => return Ok(crate::request::Outcome::Deferred),
+                    None => return Ok(Outcome::Deferred),
                     Some(turn) => turn,
                 }
             }

@@ -8,6 +8,7 @@ use crate::node::WireId;
 use braidfs::Cred;
 use memmap2::MmapMut;
 use rustix::io::Errno;
+use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Result of handling one request.
@@ -103,6 +104,11 @@ impl<'a> Request<'a> {
         split_name(self.bare()).map(|(name, _)| name)
     }
 
+    /// Whether the only name in the arguments is `.`.
+    pub fn names_itself(&self) -> bool {
+        self.bare().starts_with(b".\0")
+    }
+
     /// Two names at the start of the arguments.
     pub fn two_names(&self) -> Result<(&'a [u8], &'a [u8]), Errno> {
         two_names(self.bare())
@@ -131,7 +137,7 @@ impl<'a> Request<'a> {
         Cred {
             uid: self.head.uid,
             gid: self.head.gid,
-            groups: self.groups().unwrap_or_default().into(),
+            groups: self.groups().filter(|g| !g.is_empty()).map_or_else(no_groups, Into::into),
             privileged: self.head.uid == 0,
         }
     }
@@ -152,6 +158,16 @@ impl<'a> Request<'a> {
         }
         None
     }
+}
+
+thread_local! {
+    /// Each thread's own, so that none moves a count of others.
+    static NO_GROUPS: Arc<[u32]> = Arc::from([]);
+}
+
+/// An empty list, without memory of its own.
+fn no_groups() -> Arc<[u32]> {
+    NO_GROUPS.with(Arc::clone)
 }
 
 /// A NUL-terminated name and what follows.

@@ -83,6 +83,8 @@ const HOLD_BACK: Duration = Duration::from_secs(2);
 /// Which domains are tight. Read by all threads, written only when one changes.
 pub(crate) struct Tight {
     domains: Box<[Domain]>,
+    /// Some domain is, or was: mostly none ever is, and who asks for one of a file looks no further.
+    ever: CachePadded<AtomicBool>,
     /// When all domains are to be looked at again, µs since `begin`.
     look: CachePadded<AtomicU64>,
     begin: Instant,
@@ -144,6 +146,7 @@ impl Tight {
         let domains = (0..domains).map(domain).collect();
         Self {
             domains,
+            ever: CachePadded::default(),
             look: CachePadded::default(),
             begin: Instant::now(),
             bound: AtomicU64::new(LEAST_BYTES),
@@ -172,11 +175,18 @@ impl Tight {
     /// As it was in another process.
     pub fn take(&self, handed: &HandedRoom) {
         for (d, &(tight, unknown, held)) in self.domains.iter().zip(&handed.domains) {
+            self.ever.fetch_or(tight, Ordering::SeqCst);
             d.tight.store(tight, Ordering::SeqCst);
             d.unknown.store(unknown, Ordering::SeqCst);
             d.held.store(held, Ordering::SeqCst);
         }
         self.bound.store(handed.bound, Ordering::SeqCst);
+    }
+
+    /// A domain is tight; whether it was not before.
+    fn becomes_tight(&self, d: usize) -> bool {
+        self.ever.store(true, Ordering::SeqCst);
+        !self.domains[d].tight.swap(true, Ordering::SeqCst)
     }
 }
 
@@ -184,6 +194,7 @@ impl BraidFs {
     /// Whether writers of the file must be watched.
     pub(crate) fn is_tight(&self, ino: InodeNo) -> bool {
         self.profile.cache == Cache::Back
+            && self.tight.ever.load(Ordering::Relaxed)
             && self.domain_index(ino).is_some_and(|d| self.tight.domains[d].tight.load(Ordering::Relaxed))
     }
 
@@ -228,7 +239,7 @@ impl BraidFs {
         for d in (0..self.domain_count()).filter(|d| self.is_limited(*d)) {
             let domain = &self.tight.domains[d];
             let little = self.vol.domain_room(DomainId(d as u16)) < TIGHT * domain.held.load(Ordering::SeqCst);
-            if little && !domain.tight.swap(true, Ordering::SeqCst) {
+            if little && self.tight.becomes_tight(d) {
                 match channel {
                     Some(channel) => self.write_back_first(d, channel),
                     // it holds nothing
@@ -301,6 +312,7 @@ impl BraidFs {
             let room = self.vol.domain_room(DomainId(d as u16));
             let tight = room < TIGHT * domain.held.load(Ordering::Relaxed);
             domain.unknown.store(!tight, Ordering::SeqCst);
+            self.tight.ever.fetch_or(tight, Ordering::SeqCst);
             domain.tight.store(tight, Ordering::SeqCst);
         }
     }
@@ -352,7 +364,7 @@ impl BraidFs {
                 domain.tight.store(false, Ordering::SeqCst);
                 domain.unknown.store(true, Ordering::SeqCst);
             }
-        } else if room < TIGHT * held && !domain.tight.swap(true, Ordering::SeqCst) {
+        } else if room < TIGHT * held && self.tight.becomes_tight(d) {
             if !self.negotiated.opens() {
                 self.begin_tight(d, channel);
             }
@@ -611,7 +623,7 @@ impl BraidFs {
             let place = &self.tight.domains[d];
             let room = self.vol.domain_room(domain);
             let tight = room < TIGHT * place.held.load(Ordering::SeqCst);
-            if tight && !place.tight.swap(true, Ordering::SeqCst) && !self.negotiated.opens() {
+            if tight && self.tight.becomes_tight(d) && !self.negotiated.opens() {
                 self.begin_tight(d, channel);
             }
             // also of one that was tight: it may have been granted what was there

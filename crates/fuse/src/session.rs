@@ -12,14 +12,16 @@
 //! With rings no request is served before the kernel has taken all of them: a session whose rings are refused ends
 //! without having touched the volume.
 
+mod crew;
+
 use crate::abi::{self, op};
 use crate::channel::{Channel, Received};
 use crate::counters::{Counters, Line};
 use crate::dirty::DirtyLimit;
 use crate::fs::{BraidFs, Context, Job, MAX_IO_BYTES, Negotiated, negotiate};
-use crate::latency::{self, Served};
+use crate::latency::Served;
 use crate::mount::MountConfig;
-use crate::pace::{self, Pacer};
+use crate::pace::Pacer;
 use crate::profile::Profile;
 use crate::request::{Answer, Outcome, Request};
 use crate::slow::Asked;
@@ -29,25 +31,21 @@ use crate::upgrade::record::Front;
 use crate::upgrade::stop::Stop;
 use crate::upgrade::{Upgrades, old};
 use crate::watch::listen::Listener;
-use crate::watch::openmetrics;
 use braidfs::Volume;
 use braidfs_sync::{Mutex, phases, rank};
+use crew::{Closing, Crew, Places, spawn_thread};
 use crossbeam::utils::CachePadded;
 use rustix::io::Errno;
 use rustix::thread::{sched_getaffinity, sched_setaffinity};
 use std::io;
-use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
-use std::thread::{self, Scope, ScopedJoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// A request and its header; the kernel wants room for 4 KiB besides the largest WRITE.
 const RECEIVE_BYTES: usize = MAX_IO_BYTES as usize + 4096;
-
-/// Threads that serve what is large, where rings carry the requests, are at most so many.
-const LARGE_THREADS: usize = 8;
 
 /// How long what is under way has to end before an upgrade; how long nothing is received meanwhile, and then something is.
 const QUIESCE_WITHIN: Duration = Duration::from_secs(20);
@@ -185,176 +183,32 @@ pub(crate) struct Service<'a> {
 pub(crate) fn run(fresh: Fresh, service: Service<'_>, ready: impl FnOnce()) -> Result<SessionEnd, RunError> {
     let Fresh { mut fs, work } = fresh;
     let Service { channel, rings, cfg, metrics, abandon, over } = service;
-    let at_device = rings.is_empty();
-    // With rings one more, which reads what stays at the device.
-    let threads = if at_device { at_device_threads(cfg) } else { rings.len() + 1 };
-    let latency = cfg.latency;
+    let places = Places::of(rings.len(), cfg);
     let (counters, upgrades, pacer) = (fs.counters.clone(), fs.upgrades.clone(), fs.pacer.clone());
     fs.connections = channel.connections().clone();
     let fs = Arc::new(fs);
-    // By one CPU alone nothing is gained.
-    let for_large = if rings.len() > 1 { rings.len().min(LARGE_THREADS) } else { 0 };
-    // One slot per serving thread, one for the helper, those for large requests, one for metrics, those for what was parked.
-    let slots: Arc<[Slot]> =
-        (0..=threads + for_large + 1 + pace::THREADS).map(|_| CachePadded::new(Mutex::new(Some(fs.clone())))).collect();
+    let slots: Arc<[Slot]> = (0..places.all()).map(|_| CachePadded::new(Mutex::new(Some(fs.clone())))).collect();
     drop(fs);
     channel.connections().serve_main(&channel, cfg, &slots);
-    let served = Served::new(threads);
-    let (closed, kept) = (Mutex::<_, rank::Closing>::new(None), Mutex::<_, rank::Closing>::new(None));
-    let gone = AtomicBool::new(false);
-    let mut stopped = None;
-    let close = || {
-        let mut closed = closed.lock();
-        if closed.is_none() {
-            over();
-            channel.connections().end();
-            *closed = Some(close_volume(&slots));
-        }
+    let closing = Closing::new(&channel, &slots);
+    let close = || closing.close(over);
+    let crew = Crew {
+        channel: &channel,
+        cfg,
+        metrics,
+        abandon,
+        slots: &slots,
+        places,
+        served: Served::new(places.serving),
+        counters,
+        upgrades,
+        pacer,
+        close: &close,
+        gone: AtomicBool::new(false),
     };
-    let started = thread::scope(|scope| -> Result<(), Refused> {
-        let (slots, served, close, gone, stop) = (&slots, &served, &close, &gone, &upgrades.stop);
-        let (awake, end) = mpsc::channel::<()>();
-        // Closed when all is over.
-        let (metrics_end, _metrics_go_on) =
-            rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(io::Error::from)?;
-        let mut serving = Vec::with_capacity(threads);
-        let slow = cfg.slow.is_some();
-        let server = |i: usize, channel| Server {
-            i,
-            slot: &slots[i],
-            channel,
-            served,
-            counts: counters.line(),
-            lend: None,
-            close,
-            gone,
-        };
-        // Of the threads at the device; and how many have each, but for these.
-        let (mut channels, mut others) = (Vec::new(), Vec::new());
-        let start_at_device = |serving: &mut Vec<_>, channels: &[Arc<Channel>]| -> io::Result<()> {
-            for (i, channel) in channels.iter().enumerate() {
-                let server = server(i, channel.clone());
-                serving.push(spawn_thread(scope, format!("fuse-{i}"), move || server.at_device(stop))?);
-            }
-            Ok(())
-        };
-        let spawn = || -> Result<(), Refused> {
-            spawn_thread(scope, "fuse-helper".into(), move || help(&slots[threads], work, slow))?;
-            if at_device {
-                channels.push(channel.clone());
-                for _ in 1..threads {
-                    channels.push(Arc::new(channel.try_clone()?));
-                }
-                others.extend(channels.iter().map(Arc::strong_count));
-                start_at_device(&mut serving, &channels)?;
-            } else {
-                let (lend, lent) = crossbeam::channel::unbounded::<Loan>();
-                for i in 0..for_large {
-                    let (server, lent) = (server(threads + 1 + i, channel.clone()), lent.clone());
-                    spawn_thread(scope, format!("fuse-large-{i}"), move || server.serve_large(&lent))?;
-                }
-                let with_server = rings.into_iter().enumerate().map(|(i, ring)| {
-                    let lend = (for_large > 0).then(|| lend.clone());
-                    (ring, Server { lend, ..server(i, channel.clone()) })
-                });
-                start_rings(scope, with_server, &mut serving, abandon)?;
-                let server = server(threads - 1, channel.clone());
-                serving.push(spawn_thread(scope, "fuse-forgets".into(), move || server.read_forgets())?);
-            }
-            if let Some(listener) = metrics {
-                let slot = &slots[threads + 1 + for_large];
-                let text = move || slot.lock().as_ref().map(|fs| openmetrics::text(&fs.sample(false)));
-                spawn_thread(scope, "fuse-metrics".into(), move || listener.serve(&metrics_end, text))?;
-            }
-            for i in 0..pace::THREADS {
-                let (slot, pacer) = (&slots[threads + for_large + 2 + i], pacer.clone());
-                spawn_thread(scope, format!("fuse-paced-{i}"), move || serve_paced(slot, &pacer))?;
-            }
-            spawn_thread(scope, "fuse-latency".into(), move || latency::watch(latency, at_device, served, &end))?;
-            Ok(())
-        };
-        let started = spawn();
-        match &started {
-            Ok(()) => ready(),
-            // Threads that did start sleep until the connection ends.
-            Err(_) => abandon(),
-        }
-        loop {
-            for thread in serving.drain(..) {
-                // Panics of handlers are caught; whatever else a thread died of, the volume must be closed.
-                let _ = thread.join();
-            }
-            // dropped where the mount has ended: the new process, too
-            let Some(prepared) = upgrades.all_stopped().filter(|_| started.is_ok() && !gone.load(Ordering::SeqCst))
-            else {
-                break;
-            };
-            let last = server(0, channels[0].clone());
-            let also = |other: &Arc<Channel>, c| usize::from(Arc::ptr_eq(other, c));
-            let quiet = || {
-                // a tenant's mount that has ended may still be made durable
-                !channel.connections().any()
-                    && channels.iter().zip(&others).all(|(c, others)| {
-                        let ours = also(&last.channel, c) + prepared.channel().map_or(0, |asked| also(asked, c));
-                        Arc::strong_count(c) == others + ours
-                    })
-            };
-            match quiesce(&last, quiet) {
-                Quiesced::Yes => {
-                    if let Some(mut fs) = empty(slots) {
-                        // the helper ends
-                        fs.jobs = mpsc::channel().0;
-                        stopped = Some((Box::new(fs), Box::new(prepared)));
-                    } else {
-                        prepared.refuse("the file system is still in use");
-                        abandon();
-                    }
-                    break;
-                }
-                Quiesced::Gone => break,
-                Quiesced::No(why) => prepared.refuse(&why),
-            }
-            upgrades.go_on();
-            if let Err(e) = start_at_device(&mut serving, &channels) {
-                tracing::error!(error = %e, "no thread serves the mount: it ends");
-                abandon();
-            }
-        }
-        drop(awake);
-        // Who is put aside is answered by now, or the mount is gone.
-        pacer.end();
-        // The helper ends when the file system is gone.
-        match &started {
-            _ if stopped.is_some() => {}
-            Err(Refused::Rings(_)) => *kept.lock() = empty(slots).map(BraidFs::into_volume),
-            _ => close(),
-        }
-        started
-    });
-    if let Some((fs, prepared)) = stopped {
-        return Ok(SessionEnd::Stopped(fs, prepared));
-    }
-    match started {
-        Ok(()) => closed.into_inner().unwrap_or(Ok(())).map(|()| SessionEnd::Unmounted).map_err(RunError::Close),
-        Err(Refused::Start(e)) => Err(RunError::Start(e)),
-        Err(Refused::Rings(why)) => match kept.into_inner() {
-            Some(vol) => Err(RunError::Rings { why, vol }),
-            None => Err(RunError::Start(why)),
-        },
-    }
-}
-
-/// Why threads do not serve.
-enum Refused {
-    /// Threads or descriptors.
-    Start(io::Error),
-    /// Rings, before anything was served.
-    Rings(io::Error),
-}
-
-impl From<io::Error> for Refused {
-    fn from(e: io::Error) -> Self {
-        Self::Start(e)
+    match thread::scope(|scope| crew.serve(scope, rings, work, ready))? {
+        Some((fs, prepared)) => Ok(SessionEnd::Stopped(fs, prepared)),
+        None => closing.result().map(|()| SessionEnd::Unmounted).map_err(RunError::Close),
     }
 }
 
@@ -377,14 +231,6 @@ pub(crate) enum RunError {
     Close(braidfs::Error),
 }
 
-fn spawn_thread<'s>(
-    scope: &'s Scope<'s, '_>,
-    name: String,
-    work: impl FnOnce() + Send + 's,
-) -> io::Result<ScopedJoinHandle<'s, ()>> {
-    thread::Builder::new().name(name).spawn_scoped(scope, work)
-}
-
 /// Runs work on a thread of its own, wherever the process may run: who starts it may be bound to a CPU.
 pub(crate) fn run_aside(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<thread::JoinHandle<()>> {
     thread::Builder::new().name(name.into()).spawn(move || {
@@ -394,46 +240,6 @@ pub(crate) fn run_aside(name: &str, work: impl FnOnce() + Send + 'static) -> io:
         }
         work();
     })
-}
-
-/// Starts a thread for each ring; they serve when the kernel has taken all of them.
-fn start_rings<'s>(
-    scope: &'s Scope<'s, '_>,
-    rings: impl Iterator<Item = (Ring, Server<'s>)>,
-    serving: &mut Vec<ScopedJoinHandle<'s, ()>>,
-    abandon: &'s (dyn Fn() + Sync),
-) -> Result<(), Refused> {
-    let (report, reports) = mpsc::channel();
-    let mut waiting = Vec::new();
-    for (mut ring, server) in rings {
-        let (go, may_go) = mpsc::channel::<()>();
-        let report = report.clone();
-        let name = format!("fuse-cpu-{}", ring.place().0);
-        let work = move || {
-            let started = ring.start(server.channel.as_fd());
-            let good = started.is_ok();
-            let _ = report.send(started);
-            drop(report);
-            // Not told to go: another ring was refused.
-            if good
-                && may_go.recv().is_ok()
-                && let Err(e) = server.at_ring(&mut ring)
-            {
-                // Its CPUs would wait for ever.
-                tracing::error!(error = %e, "a ring broke: the mount ends");
-                abandon();
-            }
-        };
-        serving.push(spawn_thread(scope, name, work)?);
-        waiting.push(go);
-    }
-    drop(report);
-    reports.iter().collect::<io::Result<Vec<()>>>().map_err(Refused::Rings)?;
-    for go in waiting {
-        // A thread that is gone by now has said so.
-        let _ = go.send(());
-    }
-    Ok(())
 }
 
 /// One serving thread.
@@ -613,7 +419,7 @@ impl Server<'_> {
             None if matches!(opcode, op::FORGET | op::BATCH_FORGET) => Ok(Outcome::Silent),
             None => Err(Errno::NODEV),
         };
-        self.counts.end(begun, &handled, req.head.pid);
+        self.counts.end(&begun, &handled, req.head.pid);
         match handled {
             Ok(Outcome::Reply) => Reply::Body,
             Ok(Outcome::Deferred) => Reply::Deferred,

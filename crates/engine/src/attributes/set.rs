@@ -6,10 +6,11 @@ use crate::error::{Error, Result};
 use crate::planted::sharing::{Place, share};
 use crate::planted::{Bug, planted};
 use crate::types::*;
-use crate::volume::Volume;
 use crate::volume::operation::Op;
+use crate::volume::{MountedVolume, Volume};
 use braidfs_format::inode::{APPEND, IMMUTABLE, NOATIME, NOCOW, PROJECT_MASK};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 impl Volume {
     /// Changes attributes; a size change truncates or extends.
@@ -23,6 +24,9 @@ impl Volume {
         let i = self.mounted();
         let c = i.cell(ino)?;
         let _paid = i.pace(c.domain, Demand::change());
+        if let Some(attr) = i.set_beside(&c, set)? {
+            return Ok(attr);
+        }
         // before anything is changed
         if set.flags.is_some_and(|f| f & !(NOCOW | IMMUTABLE | APPEND | NOATIME) != 0) {
             return Err(Error::Unsupported("an inode flag"));
@@ -42,6 +46,24 @@ impl Volume {
                 i.give_back_surplus(&c);
             }
         })
+    }
+
+    /// [`Self::setattr`] of mode and times of an inode that the running transaction will write anyway, of the generation meant:
+    /// a change in memory, and nothing else. A front end that is told of each time by itself (FUSE after a rename) needs
+    /// not open the file for it. `None` where it is more than that, or the inode another one; nothing is changed then.
+    ///
+    /// # Errors
+    /// Where the domain has failed, [`Error::ReadOnly`].
+    pub fn setattr_beside(&self, ino: InodeNo, is_it: impl Fn(u32) -> bool, set: &SetAttr) -> Result<Option<Attr>> {
+        let i = self.mounted();
+        // who has a rate waits for its turn
+        if i.shared.rates.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        match i.look(ino) {
+            Some(c) if is_it(c.generation) => i.set_beside(&c, set),
+            _ => Ok(None),
+        }
     }
 
     fn set_all(&self, c: &Arc<Cell>, set: &SetAttr) -> Result<Attr> {
@@ -89,7 +111,7 @@ impl Volume {
                 i.make_room(i.dom(c.domain), &mut attempt)?;
                 continue;
             }
-            let before = (st.atime, st.mtime, st.ctime);
+            let before = times(&st);
             if only_times(set) || (set.size.is_some() && planted(Bug::TruncateForgotten)) {
                 op.touch_content(c, &mut st)?;
             } else {
@@ -112,13 +134,55 @@ impl Volume {
                 quotas.transfer(c, &mut st, |st| st.uid = u);
                 st.durability.operation_changes_data();
             }
-            set_mode_and_flags(&mut st, set, c.kind, op.tx(c.domain).id);
-            set_times(&mut st, set, now);
-            if before != (st.atime, st.mtime, st.ctime) {
-                st.durability.operation_changes_times();
-            }
+            set_in(op.tx(c.domain).id, &mut st, set, c.kind, now, before);
             return Ok(c.attr(&st));
         }
+    }
+}
+
+impl MountedVolume {
+    /// Changes mode and times of an inode that the running transaction will write anyway: nothing is reserved, and nothing
+    /// joins the transaction. `None` where it is more than that, or an inode that its flags guard.
+    ///
+    /// Not inside the gate, for the reason that overwrites of dirty pages are not (`write_to_dirty_pages`): where the
+    /// transaction is flipped meanwhile, its commit waits for the cell's lock and takes the change with it, as if it had
+    /// come before the flip. A thread that has changed something in the next transaction sees its number, and does not come here.
+    fn set_beside(&self, c: &Cell, set: &SetAttr) -> Result<Option<Attr>> {
+        let small = SetAttr { mode: None, ..times_of(set) } == SetAttr { mode: None, accepted: false, ..*set };
+        // a volume that takes no more operations says so by an operation
+        if !small || self.shared.closing.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let d = self.dom(c.domain);
+        d.check_writable()?;
+        let mut guard = c.state.write();
+        let st = &mut *guard;
+        let tx = d.running();
+        let guarded = st.flags & (IMMUTABLE | APPEND) != 0;
+        if st.durability.dirty_tx() != Some(tx) || st.deleted || guarded {
+            return Ok(None);
+        }
+        st.durability.operation_makes_version();
+        if set.mode.is_some() {
+            st.durability.operation_changes_inode(tx);
+        }
+        let before = times(st);
+        set_in(tx, st, set, c.kind, self.shared.now(), before);
+        Ok(Some(c.attr(st)))
+    }
+}
+
+/// Access, modification and change time.
+fn times(st: &State) -> [Timestamp; 3] {
+    [st.atime, st.mtime, st.ctime]
+}
+
+/// Sets mode, flags and times of an inode that transaction `tx` writes; `before` the change its times were these.
+fn set_in(tx: TxId, st: &mut State, set: &SetAttr, kind: FileKind, now: Timestamp, before: [Timestamp; 3]) {
+    set_mode_and_flags(st, set, kind, tx);
+    set_times(st, set, now);
+    if before != times(st) {
+        st.durability.operation_changes_times();
     }
 }
 
@@ -162,10 +226,14 @@ fn set_times(st: &mut State, set: &SetAttr, now: Timestamp) {
     }
 }
 
+/// Of a change the times alone.
+fn times_of(set: &SetAttr) -> SetAttr {
+    SetAttr { atime: set.atime, mtime: set.mtime, ctime: set.ctime, ..SetAttr::default() }
+}
+
 /// Whether nothing but times is set.
 fn only_times(set: &SetAttr) -> bool {
-    let times = SetAttr { atime: set.atime, mtime: set.mtime, ctime: set.ctime, ..SetAttr::default() };
-    SetAttr { accepted: false, ..*set } == times
+    SetAttr { accepted: false, ..*set } == times_of(set)
 }
 
 /// Whether the inode's flags let it change so. Flags themselves are for the front end to guard.
@@ -181,3 +249,6 @@ fn allowed(st: &State, set: &SetAttr) -> Result<()> {
         Err(Error::Perm)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -44,10 +44,25 @@ impl MountedVolume {
     /// Of reading the directory; [`crate::Error::NoSpace`] where its index is full. Nothing has changed then.
     pub(crate) fn edit_entry(
         &self,
-        mut by: By<'_, '_>,
+        by: By<'_, '_>,
         dir: &Arc<Cell>,
         st: &mut State,
         name: &[u8],
+        edit: Edit<'_>,
+    ) -> Result<()> {
+        self.edit_entry_at(by, dir, st, (name, self.hash(name)), edit)
+    }
+
+    /// [`Self::edit_entry`] of a name whose hash is at hand.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn edit_entry_at(
+        &self,
+        mut by: By<'_, '_>,
+        dir: &Arc<Cell>,
+        st: &mut State,
+        (name, hash): (&[u8], u64),
         edit: Edit<'_>,
     ) -> Result<()> {
         debug_assert!(st.durability.dirty_tx() == Some(by.tx(dir)), "{}: not touched", dir.ino);
@@ -55,7 +70,7 @@ impl MountedVolume {
             Edit::Add(c) | Edit::Replace(c) => Some(c),
             Edit::Remove => None,
         };
-        let (hash, key) = (self.hash(name), Key::of(dir.ino, dir.generation, name));
+        let key = Key::of(dir.ino, dir.generation, name);
         match edit {
             // of a name that is not there nothing is known
             Edit::Add(_) => debug_assert!(self.dentries.get(&key).is_none()),

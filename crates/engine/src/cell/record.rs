@@ -4,7 +4,7 @@ use super::dir::DirIndex;
 use super::extents::ExtentMap;
 use super::{Body, Cell, DirBody, FileBody, State};
 use crate::braid::durability::Durability;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::lazy::Lazy;
 use crate::types::*;
 use braidfs_format::Corrupt;
@@ -225,51 +225,44 @@ fn layout(
     })
 }
 
-/// Builds a cell from its inode record; `fetch` reads an overflow node.
-///
-/// # Errors
-/// [`Corrupt`] where records do not fit together, or of `fetch`.
-pub fn decode_cell(
-    rec: &NodeRecord,
-    domain: DomainId,
-    fetch: &mut dyn FnMut(NodeId) -> Result<NodeRecord>,
-) -> Result<Cell> {
-    let bad = |why: String| Corrupt::new("inode", format!("{}: {why}", rec.node));
-    if rec.kind != NodeKind::Inode {
-        return Err(bad(format!("is a {:?} record", rec.kind)).into());
-    }
-    let ino = rec.node.inode();
-    let i = Inode::decode(&rec.payload)?;
-    let kind = FileKind::from_mode(i.mode).ok_or_else(|| bad(format!("mode {:o}", i.mode)))?;
-    let mut overflow = |node: NodeId, kind: NodeKind| -> Result<Vec<u8>> {
-        let r = fetch(node)?;
-        if r.owner != ino || r.kind != kind {
-            return Err(bad(format!("overflow {node} belongs to {} as {:?}", r.owner, r.kind)).into());
+/// What is wrong with the inode of a node.
+fn bad(node: NodeId, why: String) -> Corrupt {
+    Corrupt::new("inode", format!("{node}: {why}"))
+}
+
+/// Overflow nodes of an inode, and who reads them.
+struct Overflow<'f> {
+    ino: InodeNo,
+    fetch: &'f mut dyn FnMut(NodeId) -> Result<NodeRecord>,
+}
+
+impl Overflow<'_> {
+    /// What lies in one, which is to be of this kind.
+    fn payload(&mut self, node: NodeId, kind: NodeKind) -> Result<Vec<u8>> {
+        let r = (self.fetch)(node)?;
+        if r.owner != self.ino || r.kind != kind {
+            let why = format!("overflow {node} belongs to {} as {:?}", r.owner, r.kind);
+            return Err(bad(self.ino.node(), why).into());
         }
         Ok(r.payload)
-    };
-    let mut links = i.links;
-    if !i.link_nodes.is_empty() {
-        let mut b = Vec::new();
-        for n in &i.link_nodes {
-            b.extend(overflow(*n, NodeKind::Links)?);
-        }
-        links = decode_links(&b)?;
     }
-    let mut xattrs = i.xattrs;
-    if !i.xattr_nodes.is_empty() {
-        let mut b = Vec::new();
-        for n in &i.xattr_nodes {
-            b.extend(overflow(*n, NodeKind::Xattrs)?);
+
+    /// What lies in all of these together; `None` where there are none.
+    fn payloads(&mut self, nodes: &[NodeId], kind: NodeKind) -> Result<Option<Vec<u8>>> {
+        let mut all = Vec::new();
+        for node in nodes {
+            all.extend(self.payload(*node, kind)?);
         }
-        xattrs = decode_xattrs(&b)?;
+        Ok((!nodes.is_empty()).then_some(all))
     }
-    let mut load_tree = |depth: u8, refs: Vec<LeafRef>| -> Result<ExtentMap> {
+
+    /// Extents that lie in a tree of nodes.
+    fn tree(&mut self, depth: u8, refs: Vec<LeafRef>) -> Result<ExtentMap> {
         let mut index = Vec::new();
         let leaf_refs = if depth == 2 {
             let mut all = Vec::new();
             for r in refs {
-                let inner = decode_refs(&overflow(r.node, NodeKind::ExtentIndex)?)?;
+                let inner = decode_refs(&self.payload(r.node, NodeKind::ExtentIndex)?)?;
                 all.extend(inner.iter().copied());
                 index.push((r, inner));
             }
@@ -279,50 +272,85 @@ pub fn decode_cell(
         };
         let mut leaves = Vec::with_capacity(leaf_refs.len());
         for r in leaf_refs {
-            leaves.push((r, decode_extents(&overflow(r.node, NodeKind::ExtentLeaf)?)?));
+            leaves.push((r, decode_extents(&self.payload(r.node, NodeKind::ExtentLeaf)?)?));
         }
         Ok(ExtentMap::from_leaves(leaves, index)?)
-    };
-    let wrong = |c: &str| bad(format!("{kind:?} with {c} content"));
-    let body = match kind {
-        FileKind::File | FileKind::Symlink => {
-            let mut f = FileBody::default();
-            match i.content {
-                Content::None => {
-                    if i.size == 0 {
-                        f.inline = Some(Vec::new());
-                    }
+    }
+
+    /// What an inode of this kind and size holds.
+    fn body(&mut self, kind: FileKind, content: Content, size: u64) -> Result<Body> {
+        match kind {
+            FileKind::File | FileKind::Symlink => self.file(kind, content, size).map(Body::File),
+            FileKind::Dir => self.dir(content).map(Body::Dir),
+            _ => Ok(Body::Special),
+        }
+    }
+
+    fn file(&mut self, kind: FileKind, content: Content, size: u64) -> Result<FileBody> {
+        let mut f = FileBody::default();
+        match content {
+            Content::None => {
+                if size == 0 {
+                    f.inline = Some(Vec::new());
                 }
-                Content::Inline(b) => {
-                    if b.len() as u64 != i.size {
-                        return Err(bad(format!("{} inline bytes, size {}", b.len(), i.size)).into());
-                    }
-                    f.inline = Some(b);
-                }
-                Content::Extents(e) => f.map = Lazy::of(ExtentMap::from_inline(e)),
-                Content::Tree { depth, refs } => f.map = Lazy::of(load_tree(depth, refs)?),
-                Content::InlineDir(_) => return Err(wrong("directory").into()),
             }
-            Body::File(f)
-        }
-        FileKind::Dir => {
-            let (index, map) = match i.content {
-                Content::None => (DirIndex::new_empty(), ExtentMap::new()),
-                Content::InlineDir(b) => (DirIndex::from_inline(decode_entries(&b)?), ExtentMap::new()),
-                Content::Extents(e) => {
-                    let m = ExtentMap::from_inline(e);
-                    (bucket_index(&m), m)
+            Content::Inline(b) => {
+                if b.len() as u64 != size {
+                    let why = format!("{} inline bytes, size {size}", b.len());
+                    return Err(bad(self.ino.node(), why).into());
                 }
-                Content::Tree { depth, refs } => {
-                    let m = load_tree(depth, refs)?;
-                    (bucket_index(&m), m)
-                }
-                Content::Inline(_) => return Err(wrong("file").into()),
-            };
-            Body::Dir(DirBody::new(index, map))
+                f.inline = Some(b);
+            }
+            Content::Extents(e) => f.map = Lazy::of(ExtentMap::from_inline(e)),
+            Content::Tree { depth, refs } => f.map = Lazy::of(self.tree(depth, refs)?),
+            Content::InlineDir(_) => return Err(self.wrong(kind, "directory")),
         }
-        _ => Body::Special,
+        Ok(f)
+    }
+
+    fn dir(&mut self, content: Content) -> Result<Box<DirBody>> {
+        let map = match content {
+            Content::None => return Ok(DirBody::new(DirIndex::new_empty(), ExtentMap::new())),
+            Content::InlineDir(b) => {
+                return Ok(DirBody::new(DirIndex::from_inline(decode_entries(&b)?), ExtentMap::new()));
+            }
+            Content::Extents(e) => ExtentMap::from_inline(e),
+            Content::Tree { depth, refs } => self.tree(depth, refs)?,
+            Content::Inline(_) => return Err(self.wrong(FileKind::Dir, "file")),
+        };
+        Ok(DirBody::new(bucket_index(&map), map))
+    }
+
+    fn wrong(&self, kind: FileKind, content: &str) -> Error {
+        bad(self.ino.node(), format!("{kind:?} with {content} content")).into()
+    }
+}
+
+/// Builds a cell from its inode record; `fetch` reads an overflow node.
+///
+/// # Errors
+/// [`Corrupt`] where records do not fit together, or of `fetch`.
+pub fn decode_cell(
+    rec: &NodeRecord,
+    domain: DomainId,
+    fetch: &mut dyn FnMut(NodeId) -> Result<NodeRecord>,
+) -> Result<Cell> {
+    if rec.kind != NodeKind::Inode {
+        return Err(bad(rec.node, format!("is a {:?} record", rec.kind)).into());
+    }
+    let ino = rec.node.inode();
+    let i = Inode::decode(&rec.payload)?;
+    let kind = FileKind::from_mode(i.mode).ok_or_else(|| bad(rec.node, format!("mode {:o}", i.mode)))?;
+    let mut overflow = Overflow { ino, fetch };
+    let links = match overflow.payloads(&i.link_nodes, NodeKind::Links)? {
+        Some(b) => decode_links(&b)?,
+        None => i.links,
     };
+    let xattrs = match overflow.payloads(&i.xattr_nodes, NodeKind::Xattrs)? {
+        Some(b) => decode_xattrs(&b)?,
+        None => i.xattrs,
+    };
+    let body = overflow.body(kind, i.content, i.size)?;
     let partner =
         i.exchange.map(|(ino, generation, version)| InodeVersion { inode: InodeRef { ino, generation }, version });
     let parent = if ino == InodeNo::ROOT { InodeNo::ROOT } else { links.first().map_or(InodeNo(0), |l| l.parent) };

@@ -177,7 +177,11 @@ impl Domain {
         let mut written = BlockAddr(0);
         for r in &records {
             if let Record::Node { node, entry } = r {
-                self.new_generations.lock().remove(node);
+                let mut fresh = self.new_generations.lock();
+                if !fresh.is_empty() {
+                    fresh.remove(node);
+                }
+                drop(fresh);
                 if entry.used() && entry.addr != written {
                     // a reader that came late may have put back what lay there before
                     self.nodes.invalidate(entry.addr);
@@ -235,7 +239,6 @@ impl Domain {
         let room = self.chunk_blocks_max() as usize * 4096 - CHUNK_HEADER_BYTES;
         let mut bodies: Vec<Vec<u8>> = vec![Vec::new()];
         for r in records {
-            let mut one = Vec::new();
             if let Record::Orphans(o) = r
                 && o.len() * 8 + 5 > room
             {
@@ -247,10 +250,12 @@ impl Domain {
                 }
                 continue;
             }
-            r.encode(&mut one);
-            match bodies.last_mut() {
-                Some(b) if b.len() + one.len() <= room => b.extend_from_slice(&one),
-                _ => bodies.push(one),
+            let Some(body) = bodies.last_mut() else { continue };
+            let begin = body.len();
+            r.encode(body);
+            if body.len() > room {
+                let one = body.split_off(begin);
+                bodies.push(one);
             }
         }
         let mut parts = Vec::new();
@@ -330,6 +335,9 @@ pub type Enters<'a> = smallvec::SmallVec<[Enter<'a>; 2]>;
 /// # Errors
 /// As [`Domain::enter`].
 pub fn enter_all<'a>(domains: &[&'a Domain]) -> Result<Enters<'a>> {
+    if let [one] = domains {
+        return Ok(smallvec::smallvec![one.enter()?]);
+    }
     'again: loop {
         let mut out = Enters::new();
         for (i, d) in domains.iter().enumerate() {

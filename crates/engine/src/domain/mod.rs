@@ -59,6 +59,7 @@ use braidfs_sync::rounds::Rounds;
 use braidfs_sync::slots::{Counter, Line};
 use braidfs_sync::{Mutex, PassLock, PassReadGuard, rank};
 use crossbeam::utils::CachePadded;
+use foldhash::fast::RandomState;
 use memory::MemoryUse;
 pub(crate) use on_panic::FailOnPanic;
 pub use orphans::Orphans;
@@ -156,7 +157,7 @@ pub struct Domain {
     peer_txs: Mutex<Frontier, rank::PeerTxs>,
     first_pos: Mutex<first_pos::FirstPositions, rank::FirstPos>,
     /// Generation of overflow nodes allocated and not yet committed.
-    new_generations: Mutex<HashMap<NodeId, u32>, rank::NewGenerations>,
+    new_generations: Mutex<HashMap<NodeId, u32, RandomState>, rank::NewGenerations>,
     /// Directory nodes freed, held back until the next checkpoint: no stale link may find another directory there.
     quarantined: Mutex<Vec<InodeNo>, rank::QuarantinedNodes>,
     /// Files with dirty pages that a commit left alone (`data=writeback`).

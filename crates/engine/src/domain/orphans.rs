@@ -3,6 +3,7 @@
 use crate::types::InodeNo;
 use braidfs_sync::slots::Line;
 use braidfs_sync::{Mutex, rank};
+use foldhash::fast::RandomState;
 use std::collections::HashSet;
 use std::sync::atomic::{
     AtomicUsize,
@@ -12,7 +13,7 @@ use std::sync::atomic::{
 /// Those of a domain. Whoever adds or takes away an inode has its cell locked. Lock rank: leaf.
 #[derive(Debug, Default)]
 pub struct Orphans {
-    set: Mutex<HashSet<InodeNo>, rank::Orphans>,
+    set: Mutex<HashSet<InodeNo, RandomState>, rank::Orphans>,
     /// How many there are: who deletes an inode that was never one mostly writes nothing.
     len: Line<AtomicUsize>,
 }

@@ -4,6 +4,7 @@
 use super::Domain;
 use super::out::{Out, Payload};
 use super::tx::Tx;
+use crate::braid::durability::Durability;
 use crate::budget::requests_of;
 use crate::cell::extents::Piece;
 use crate::cell::pages::Page;
@@ -29,6 +30,33 @@ const COLD_BLOCKS: usize = 4096;
 
 /// [`Store::write_batch`], or [`Store::write_batch_through`] of who flushes right afterwards.
 pub(super) type WriteBatch = fn(&Store, &[(BlockAddr, Vec<&[u8]>)]) -> braidfs_store::Result<()>;
+
+/// The dirty pages of a file on their way to their places ([`Domain::flush_file`]).
+struct Flush<'a> {
+    tx: &'a Tx,
+    cell: &'a Arc<Cell>,
+    mlog: usize,
+    class: Class,
+    /// The file is always overwritten in place.
+    nocow: bool,
+    /// It is now.
+    in_place: bool,
+    out: &'a mut Out,
+    /// What must be written before the cell is let go.
+    now: Vec<(BlockAddr, Vec<Page>)>,
+    /// Logical blocks that were never written before.
+    filled: Vec<Range<u64>>,
+}
+
+/// Where the log of so many dirty pages of a file is.
+fn class_of(f: &FileBody, dirty: usize) -> Class {
+    let temperature = match (f.cold || dirty >= COLD_BLOCKS, dirty) {
+        (true, _) => Temperature::Cold,
+        (false, 0..=4) => Temperature::Hot,
+        _ => Temperature::Warm,
+    };
+    Class { kind: SegmentKind::Data, temperature }
+}
 
 /// Whether a dirty page that is mapped to `p` is written where it lies, in a file that is (`in_place`) or is not
 /// overwritten in place. A block with a checksum never is: block and checksum would not change together.
@@ -229,93 +257,29 @@ impl Domain {
         // older content of these blocks must not reach the device after what is written here
         let quiet = cell.inflight.load(Ordering::Acquire) == 0 || planted(Bug::InFlightForgotten);
         let in_place = quiet && (nocow || self.commit_overwrites(st));
-        let Body::File(f) = &mut st.body else { return Ok(()) };
+        let State { body: Body::File(f), durability, .. } = st else { return Ok(()) };
         let dirty = f.pages.dirty_count();
         if dirty == 0 {
             // what the cleaner wanted to move was cut away
             f.cold = false;
             return Ok(());
         }
-        let temperature = match (f.cold || dirty >= COLD_BLOCKS, dirty) {
-            (true, _) => Temperature::Cold,
-            (false, 0..=4) => Temperature::Hot,
-            _ => Temperature::Warm,
-        };
-        let class = Class { kind: SegmentKind::Data, temperature };
-        let mut now: Vec<(BlockAddr, Vec<Page>)> = Vec::new();
-        // what is so once that is written; of a write that fails the pages stay, or what lay there before would be read
-        let (mut clean, mut filled): (Vec<Range<u64>>, Vec<Range<u64>>) = Default::default();
+        let class = class_of(f, dirty);
+        let mut flush = Flush { tx, cell, mlog, class, nocow, in_place, out, now: Vec::new(), filled: Vec::new() };
+        let mut clean = Vec::new();
         for (first, pages) in f.pages.dirty_runs(RUN_MAX) {
             let mut i = 0;
             while i < pages.len() {
-                let lblk = first + i as u64;
-                let left = pages.len() - i;
-                let here = f.map.get(lblk);
-                if let Some(p) = here.as_ref().filter(|p| writes_in_place(p, in_place)) {
-                    let n = left.min(p.len as usize);
-                    if nocow || p.unwritten {
-                        now.push((p.addr, pages[i..i + n].to_vec()));
-                    } else {
-                        out.write_pages(p.addr, lblk, pages[i..i + n].to_vec(), cell);
-                        out.in_place = true;
-                    }
-                    if p.unwritten {
-                        filled.push(lblk..lblk + n as u64);
-                        st.durability.operation_changes_inode(tx.id);
-                    }
-                    i += n;
-                    continue;
-                }
-                // up to where in-place pages begin
-                let mut n = left;
-                if let Some(next) = next_in_place(f, lblk..lblk + n as u64, in_place) {
-                    n = (next - lblk) as usize;
-                }
-                let near = lblk.checked_sub(1).and_then(|b| f.map.get(b)).map(|p| BlockAddr(p.addr.0 + 1));
-                if f.reserved == 0 {
-                    self.space.reserve(1, true)?;
-                    f.reserved = 1;
-                }
-                // an extent with checksums must fit a leaf
-                let most = if self.shared.data_sums { 256 } else { RUN_MAX };
-                let want = n.min(f.reserved as usize).min(most) as u32;
-                let run = self.space.alloc(mlog, class, want, near)?;
-                f.reserved -= u64::from(run.len);
-                let len = run.len as usize;
-                let sums = (self.shared.data_sums && !nocow)
-                    .then(|| pages[i..i + len].iter().map(|p| crc32c::crc32c(p.bytes())).collect());
-                tx.record(Record::Alloc {
-                    addr: run.addr,
-                    len: run.len,
-                    kind: class.kind,
-                    temperature,
-                    owner: cell.ino,
-                    lblk,
-                });
-                let mut freed = Vec::new();
-                f.map.insert(Extent { lblk, addr: run.addr, len: run.len, unwritten: false, sums }, &mut freed);
-                if !(f.cold && planted(Bug::MoveForgotten)) {
-                    st.durability.operation_changes_inode(tx.id);
-                }
-                self.free_runs(tx, freed);
-                if nocow {
-                    // the next write of these pages goes to the same place, perhaps by another thread
-                    now.push((run.addr, pages[i..i + len].to_vec()));
-                } else {
-                    out.write_pages(run.addr, lblk, pages[i..i + len].to_vec(), cell);
-                }
-                i += len;
+                let (lblk, rest) = (first + i as u64, &pages[i..]);
+                i += match self.overwrite_piece(&mut flush, f, durability, lblk, rest) {
+                    Some(n) => n,
+                    None => self.place_piece(&mut flush, f, durability, lblk, rest)?,
+                };
             }
             clean.push(first..first + pages.len() as u64);
         }
-        if !now.is_empty() {
-            let through = out.flushed && out.writes.is_empty();
-            let write = if through { Store::write_batch_through } else { Store::write_batch };
-            now.iter().for_each(|(_, pages)| self.charge_pages(pages.len()));
-            let ops: Vec<_> = now.iter().map(|(at, pages)| (*at, pages.iter().map(Page::bytes).collect())).collect();
-            self.write_now(&ops, write)?;
-            out.in_place = true;
-        }
+        let filled = self.write_placed(flush)?;
+        // Only now: of a write that fails the pages stay, or what lay there before would be read.
         filled.into_iter().for_each(|r| f.map.mark_written(r.start, r.end));
         clean.into_iter().for_each(|r| f.pages.mark_clean(r.start, r.end));
         f.cold = false;
@@ -329,6 +293,94 @@ impl Domain {
             f.reserved = 0;
         }
         Ok(())
+    }
+
+    /// Has the first of these pages, all dirty, from logical block `lblk` on written where they lie, where that is to be: how
+    /// many.
+    fn overwrite_piece(
+        &self,
+        flush: &mut Flush<'_>,
+        f: &FileBody,
+        durability: &mut Durability,
+        lblk: u64,
+        pages: &[Page],
+    ) -> Option<usize> {
+        let p = f.map.get(lblk).filter(|p| writes_in_place(p, flush.in_place))?;
+        let n = pages.len().min(p.len as usize);
+        if flush.nocow || p.unwritten {
+            flush.now.push((p.addr, pages[..n].to_vec()));
+        } else {
+            flush.out.write_pages(p.addr, lblk, pages[..n].to_vec(), flush.cell);
+            flush.out.in_place = true;
+        }
+        if p.unwritten {
+            flush.filled.push(lblk..lblk + n as u64);
+            durability.operation_changes_inode(flush.tx.id);
+        }
+        Some(n)
+    }
+
+    /// Gives the first of these pages, all dirty, from logical block `lblk` on a new place, up to where in-place pages begin:
+    /// how many.
+    ///
+    /// # Errors
+    /// Of space that was not reserved.
+    fn place_piece(
+        &self,
+        flush: &mut Flush<'_>,
+        f: &mut FileBody,
+        durability: &mut Durability,
+        lblk: u64,
+        pages: &[Page],
+    ) -> Result<usize> {
+        let Flush { tx, cell, class, .. } = *flush;
+        let end = lblk + pages.len() as u64;
+        let n = (next_in_place(f, lblk..end, flush.in_place).unwrap_or(end) - lblk) as usize;
+        let near = lblk.checked_sub(1).and_then(|b| f.map.get(b)).map(|p| BlockAddr(p.addr.0 + 1));
+        if f.reserved == 0 {
+            self.space.reserve(1, true)?;
+            f.reserved = 1;
+        }
+        // an extent with checksums must fit a leaf
+        let most = if self.shared.data_sums { 256 } else { RUN_MAX };
+        let want = n.min(f.reserved as usize).min(most) as u32;
+        let run = self.space.alloc(flush.mlog, class, want, near)?;
+        f.reserved -= u64::from(run.len);
+        let placed = &pages[..run.len as usize];
+        let sums =
+            (self.shared.data_sums && !flush.nocow).then(|| placed.iter().map(|p| crc32c::crc32c(p.bytes())).collect());
+        let Class { kind, temperature } = class;
+        tx.record(Record::Alloc { addr: run.addr, len: run.len, kind, temperature, owner: cell.ino, lblk });
+        let mut freed = Vec::new();
+        f.map.insert(Extent { lblk, addr: run.addr, len: run.len, unwritten: false, sums }, &mut freed);
+        if !(f.cold && planted(Bug::MoveForgotten)) {
+            durability.operation_changes_inode(tx.id);
+        }
+        self.free_runs(tx, freed);
+        if flush.nocow {
+            // the next write of these pages goes to the same place, perhaps by another thread
+            flush.now.push((run.addr, placed.to_vec()));
+        } else {
+            flush.out.write_pages(run.addr, lblk, placed.to_vec(), cell);
+        }
+        Ok(placed.len())
+    }
+
+    /// Writes what must be on its way before the cell is let go. Gives the logical blocks that were never written before.
+    ///
+    /// # Errors
+    /// Of the device.
+    fn write_placed(&self, flush: Flush<'_>) -> Result<Vec<Range<u64>>> {
+        let Flush { now, filled, out, .. } = flush;
+        if !now.is_empty() {
+            let through = out.flushed && out.writes.is_empty();
+            let write = if through { Store::write_batch_through } else { Store::write_batch };
+            now.iter().for_each(|(_, pages)| self.charge_pages(pages.len()));
+            let ops: Vec<_> = now.iter().map(|(at, pages)| (*at, pages.iter().map(Page::bytes).collect())).collect();
+            self.write_now(&ops, write)?;
+            out.in_place = true;
+        }
+        Ok(filled)
     }
 
     /// A file of which the extents changed may be in pieces: it is made whole when there is time.

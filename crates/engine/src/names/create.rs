@@ -106,11 +106,12 @@ impl MountedVolume {
         if d.kind != FileKind::Dir {
             return Err(Error::NotDir);
         }
+        let hash = self.hash(name);
         let target = {
             let st = d.state.read();
             check_alive(&st)?;
             if let Body::Dir(b) = &st.body
-                && let Lookup::Found(inode) = b.index.find_loaded(self.hash(name), name, |e| -> InodeRef { e.into() })
+                && let Lookup::Found(inode) = b.index.find_loaded(hash, name, |e| -> InodeRef { e.into() })
             {
                 drop(st);
                 // an existence test needs no number and no transaction
@@ -124,30 +125,32 @@ impl MountedVolume {
             }
         };
         let inode = self.new_inode_anywhere(target, d.ino)?;
-        self.create_with(d, name, new, cred, inode)
+        self.create_with(d, (name, hash), new, cred, inode)
     }
 
     /// [`Self::create_alone`] with the number at hand, which is given back where the inode is not made.
     fn create_with(
         &self,
         d: &Arc<Cell>,
-        name: &[u8],
+        name: (&[u8], u64),
         new: &NewNode<'_>,
         cred: &Cred,
-        NewInode { inode, domain: target }: NewInode,
+        number: NewInode,
     ) -> Result<Made> {
         let r = loop {
-            match self
-                .commit_vacating_rename(d, name, target)
-                .and_then(|()| self.create_at(d, name, new, cred, target, inode))
-            {
-                Ok(None) => {}
+            match self.create_at(d, name, new, cred, number) {
+                // mostly nobody has to be durable first, which is seen with the directory locked
+                Ok(None) => {
+                    if let Err(e) = self.commit_vacating_rename(d, name.0, number.domain) {
+                        break Err(e);
+                    }
+                }
                 Ok(Some(made)) => break Ok(made),
                 Err(e) => break Err(e),
             }
         };
         if r.is_err() {
-            self.give_number_back(target, inode);
+            self.give_number_back(number.domain, number.inode);
         }
         r
     }
@@ -173,7 +176,7 @@ impl MountedVolume {
         let inode = self.new_inode(target, d.ino)?.ok_or(Error::NoSpace)?;
         let bound = self.dom(target);
         bound.set_tenant_root(Some(inode.ino));
-        let made = self.create_with(d, name, &new, cred, NewInode { inode, domain: target });
+        let made = self.create_with(d, (name, self.hash(name)), &new, cred, NewInode { inode, domain: target });
         made.inspect_err(|_| bound.set_tenant_root(None))
     }
 
@@ -181,18 +184,17 @@ impl MountedVolume {
     fn create_at(
         &self,
         d: &Arc<Cell>,
-        name: &[u8],
+        (name, hash): (&[u8], u64),
         new: &NewNode<'_>,
         cred: &Cred,
-        target: DomainId,
-        inode: InodeRef,
+        NewInode { inode, domain: target }: NewInode,
     ) -> Result<Option<Made>> {
         let lender = (target != d.domain).then_some(d.domain);
         let mut op = Op::begin_lending(self, &[d.domain, target], ENTRY_BLOCKS, false, lender)?;
         let mut dst = d.state.write();
         check_alive(&dst)?;
         check_takes_names(&dst)?;
-        let stale = match self.find_entry(d, &mut dst, name)? {
+        let stale = match self.find_entry_at(d, &mut dst, name, hash)? {
             Some(e) => match self.child_below(d, &[], name, e.inode)? {
                 Child::Lives => return Err(Error::Exists),
                 Child::Stale => true,
@@ -220,7 +222,7 @@ impl MountedVolume {
         let cell = Arc::new(Cell::new(inode, target, new.kind, st));
         op.touch(d, &mut dst)?;
         let edit = if stale { Edit::Replace(&cell) } else { Edit::Add(&cell) };
-        self.edit_entry(By::Operation(&mut op), d, &mut dst, name, edit)?;
+        self.edit_entry_at(By::Operation(&mut op), d, &mut dst, (name, hash), edit)?;
         // nothing fails from here on but the domain itself
         let mut st = cell.state.write();
         op.touch(&cell, &mut st)?;

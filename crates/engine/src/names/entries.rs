@@ -52,7 +52,11 @@ impl MountedVolume {
 
     /// The entry of a name, buckets read as needed. The caller holds the directory's lock for writing.
     pub fn find_entry(&self, dir: &Cell, st: &mut State, name: &[u8]) -> Result<Option<Named>> {
-        let hash = self.hash(name);
+        self.find_entry_at(dir, st, name, self.hash(name))
+    }
+
+    /// [`Self::find_entry`] of a name with `hash`.
+    pub fn find_entry_at(&self, dir: &Cell, st: &mut State, name: &[u8], hash: u64) -> Result<Option<Named>> {
         self.dom(dir.domain).with_index(dir.ino, st, |ix, load| {
             Ok(ix.find(hash, name, load)?.map(|e| Named { inode: e.into(), kind: e.kind }))
         })

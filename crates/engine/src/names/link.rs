@@ -30,12 +30,13 @@ impl MountedVolume {
     pub(crate) fn link_in(&self, c: &Arc<Cell>, d: &Arc<Cell>, name: &[u8]) -> Result<Attr> {
         check_name(name)?;
         loop {
-            self.commit_vacating_rename(d, name, c.domain)?;
             self.commit_exchange(c)?;
             let unwritten = self.commit_new_parents(d, c, c.domain)?;
             if let Some(attr) = self.link_at(c, d, name, unwritten)? {
                 return Ok(attr);
             }
+            // who left the name and must be durable first was seen with the directory locked
+            self.commit_vacating_rename(d, name, c.domain)?;
         }
     }
 

@@ -33,7 +33,7 @@ impl MountedVolume {
         // in this order: a handle being opened or closed counts itself, then looks whether the inode is gone
         cell.nameless.store(true, Ordering::SeqCst);
         let open = cell.ask_to_tell();
-        let held = self.held.orphaned(cell);
+        let held = self.held.orphaned_while(cell, || open);
         let waits = !st.durability.tombstones().is_empty();
         if held || open || waits {
             d.orphans.insert(cell.ino);

@@ -65,7 +65,7 @@ impl MountedVolume {
             return Err(Error::NotEmpty);
         }
         check_name(name)?;
-        let i = self;
+        let (i, hash) = (self, self.hash(name));
         loop {
             // outside the gate: which domains the operation will change
             let c = i.lookup_in(d, name)?;
@@ -81,7 +81,7 @@ impl MountedVolume {
             let mut op = Op::begin(i, &[d.domain, c.domain], REMOVE_BLOCKS, true)?;
             let mut dst = d.state.write();
             check_alive(&dst)?;
-            match i.find_entry(d, &mut dst, name)? {
+            match i.find_entry_at(d, &mut dst, name, hash)? {
                 Some(e) if c.is(e.inode) => {}
                 _ => continue, // another one has the name now
             }
@@ -110,7 +110,7 @@ impl MountedVolume {
             i.dom(c.domain).forget_durable(&mut st);
             op.touch(d, &mut dst)?;
             op.touch(&c, &mut st)?;
-            i.edit_entry(By::Operation(&mut op), d, &mut dst, name, Edit::Remove)?;
+            i.edit_entry_at(By::Operation(&mut op), d, &mut dst, (name, hash), Edit::Remove)?;
             let now = i.shared.now();
             st.ctime = now;
             let seq = i.shared.name_time(&mut [&mut dst], st.link_seq);

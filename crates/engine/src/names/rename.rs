@@ -35,6 +35,8 @@ type Dirs<'c> = SmallVec<[BiasedWriteGuard<'c, State>; 2]>;
 struct Side<'n> {
     dir: Arc<Cell>,
     name: &'n [u8],
+    /// Of the name.
+    hash: u64,
 }
 
 /// A rename whose names were looked up outside the gates. They may name others when the directories are locked.
@@ -165,7 +167,7 @@ impl MountedVolume {
     }
 
     fn rename(&self, from: &Side<'_>, to: &Side<'_>, mode: RenameMode) -> Result<()> {
-        let mut tree = None;
+        let (mut tree, mut again) = (None, false);
         loop {
             let src = self.lookup_in(&from.dir, from.name)?;
             let dst = self.find_in(&to.dir, to.name)?;
@@ -180,18 +182,19 @@ impl MountedVolume {
             if r.dst.as_ref().is_some_and(|d| d.ino == r.src.ino) {
                 return Ok(());
             }
-            r.unwritten = self.commit_before(&r)?;
+            r.unwritten = self.commit_before(&r, again)?;
             match self.try_rename(&r)? {
                 Ok(done) => return self.note_move(&r, done),
-                Err(Restart::Changed) => {}
+                Err(Restart::Changed) => again = true,
                 Err(Restart::Busy(c)) => Child::wait(&c),
                 Err(Restart::Contended) => tree = Some(self.rename.lock()),
             }
         }
     }
 
-    /// Makes durable what must be so before the rename (docs/braid.md). Not inside a gate.
-    fn commit_before(&self, r: &Request<'_>) -> Result<[Unwritten; 2]> {
+    /// Makes durable what must be so before the rename (docs/braid.md). Not inside a gate. That somebody left the names, and
+    /// must be durable first, is rare and seen with the directories locked: only then, `again`, it is looked for here.
+    fn commit_before(&self, r: &Request<'_>, again: bool) -> Result<[Unwritten; 2]> {
         let mut unwritten = [Unwritten::default(); 2];
         if r.src_moves() {
             self.order_move(r.src.domain, r.is_completed())?;
@@ -199,7 +202,9 @@ impl MountedVolume {
         if let Some(d) = r.partner().filter(|_| r.partner_moves()) {
             self.order_move(d.domain, r.is_completed())?;
         }
-        self.commit_vacating_rename(&r.to.dir, r.to.name, r.src.domain)?;
+        if again {
+            self.commit_vacating_rename(&r.to.dir, r.to.name, r.src.domain)?;
+        }
         self.commit_exchange(&r.src)?;
         if r.two_dirs() {
             unwritten[0] =
@@ -211,7 +216,9 @@ impl MountedVolume {
         let Some(d) = &r.dst else { return Ok(unwritten) };
         self.commit_exchange(d)?;
         if r.partner().is_some() {
-            self.commit_vacating_rename(&r.from.dir, r.from.name, d.domain)?;
+            if again {
+                self.commit_vacating_rename(&r.from.dir, r.from.name, d.domain)?;
+            }
         } else if d.kind == FileKind::Dir {
             self.commit_vacating_renames(d, r.src.domain)?;
         }
@@ -313,8 +320,8 @@ impl MountedVolume {
     /// Whether the entries name what was looked up, and the new name has one.
     fn names_hold(&self, r: &Request<'_>, dirs: &mut Dirs<'_>, old: usize, new: usize) -> Result<Attempt<bool>> {
         let names = |e: &Option<Named>, c: &Cell| e.is_some_and(|e| c.is(e.inode));
-        let from = self.find_entry(&r.from.dir, &mut dirs[old], r.from.name)?;
-        let to = self.find_entry(&r.to.dir, &mut dirs[new], r.to.name)?;
+        let from = self.find_entry_at(&r.from.dir, &mut dirs[old], r.from.name, r.from.hash)?;
+        let to = self.find_entry_at(&r.to.dir, &mut dirs[new], r.to.name, r.to.hash)?;
         if !names(&from, &r.src) {
             return Ok(Err(Restart::Changed));
         }
@@ -399,9 +406,9 @@ impl MountedVolume {
         // nobody who walks by names looked up lately finds the inode under the new name and then under the old one, too
         self.forget_name(&r.from.dir, r.from.name);
         let edit = if replaces { Edit::Replace(&r.src) } else { Edit::Add(&r.src) };
-        self.edit_entry(By::Operation(op), &r.to.dir, &mut l.dirs[l.new], r.to.name, edit)?;
+        self.edit_entry_at(By::Operation(op), &r.to.dir, &mut l.dirs[l.new], (r.to.name, r.to.hash), edit)?;
         let edit = r.partner().map_or(Edit::Remove, |d| Edit::Replace(d));
-        self.edit_entry(By::Operation(op), &r.from.dir, &mut l.dirs[l.old], r.from.name, edit)
+        self.edit_entry_at(By::Operation(op), &r.from.dir, &mut l.dirs[l.old], (r.from.name, r.from.hash), edit)
     }
 
     /// What decides what the rename means for durability. All that changes is touched.
@@ -549,6 +556,7 @@ impl MountedVolume {
         }
         check_name(name)?;
         check_name(new_name)?;
-        self.rename(&Side { dir, name }, &Side { dir: whole(), name: new_name }, mode)
+        let side = |dir, name| Side { dir, name, hash: self.hash(name) };
+        self.rename(&side(dir, name), &side(whole(), new_name), mode)
     }
 }

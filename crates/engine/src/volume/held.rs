@@ -103,6 +103,28 @@ impl Volume {
         }
     }
 
+    /// [`Volume::create`] that counts the inode as held from outside until [`Volume::forget`].
+    ///
+    /// # Errors
+    /// As [`Volume::create`]; [`Error::NotFound`] where it was removed meanwhile. Nothing is counted then.
+    pub fn create_held(&self, dir: InodeNo, name: &[u8], new: &NewNode<'_>, cred: &Cred) -> Result<Attr> {
+        let i = self.mounted();
+        i.pace_change(dir);
+        i.hold(&i.create(dir, name, new, cred)?.0).ok_or(Error::NotFound)
+    }
+
+    /// [`Volume::link`] that counts the inode as held from outside until [`Volume::forget`].
+    ///
+    /// # Errors
+    /// As [`Volume::link`]; [`Error::NotFound`] where it was removed meanwhile. Nothing is counted then.
+    pub fn link_held(&self, ino: InodeNo, dir: InodeNo, name: &[u8]) -> Result<Attr> {
+        let i = self.mounted();
+        i.pace_change(dir);
+        let (d, c) = (i.dir_cell(dir)?, i.cell(ino)?);
+        i.link_in(&c, &d, name)?;
+        i.hold(&c).ok_or(Error::NotFound)
+    }
+
     /// Counts an inode as held, if it is there and of the generation meant.
     ///
     /// # Errors

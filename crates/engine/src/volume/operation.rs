@@ -29,6 +29,21 @@ pub(super) fn as_the_last<R>(work: impl FnOnce() -> R) -> R {
     done
 }
 
+/// Domains, each once, by their numbers.
+fn in_order<'a>(mounted: &'a MountedVolume, ids: &[DomainId]) -> SmallVec<[&'a Domain; 2]> {
+    let mut all = SmallVec::new();
+    for id in ids {
+        // mostly it is one
+        if !all.iter().any(|d: &&Domain| d.id == *id) {
+            all.push(&**mounted.dom(*id));
+        }
+    }
+    if all.len() > 1 {
+        all.sort_unstable_by_key(|d| d.id);
+    }
+    all
+}
+
 /// The domains that an operation changes, entered.
 pub(crate) struct Op<'a> {
     pub mounted: &'a MountedVolume,
@@ -66,10 +81,7 @@ impl<'a> Op<'a> {
         essential: bool,
         lender: Option<DomainId>,
     ) -> Result<Op<'a>> {
-        let mut ids: SmallVec<[DomainId; 4]> = SmallVec::from_slice(domains);
-        ids.sort_unstable();
-        ids.dedup();
-        let doms: SmallVec<[&Domain; 2]> = ids.iter().map(|d| &**mounted.dom(*d)).collect();
+        let doms = in_order(mounted, domains);
         let mut attempt = 0;
         'again: loop {
             let closed = || mounted.shared.closing.load(Ordering::Relaxed) && !LAST.get();
@@ -86,9 +98,9 @@ impl<'a> Op<'a> {
                 let lends = lender == Some(e.domain.id) && space.reserve_again(blocks).is_ok();
                 if !lends && space.reserve(blocks, essential).is_err() {
                     enters[..i].iter().for_each(|e| e.domain.space.unreserve(blocks));
-                    let short = ids[i];
+                    let short = mounted.dom(e.domain.id);
                     drop(enters);
-                    mounted.make_room(mounted.dom(short), &mut attempt)?;
+                    mounted.make_room(short, &mut attempt)?;
                     continue 'again;
                 }
             }

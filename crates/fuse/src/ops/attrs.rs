@@ -66,6 +66,10 @@ impl BraidFs {
 
     pub(crate) fn setattr(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
         let arg: abi::SetattrIn = req.arg()?;
+        if let Some(attr) = self.set_beside(&arg, req.node())? {
+            out.put(&attr_out(&attr, self.attr_ttl(&attr)));
+            return Ok(Outcome::Reply);
+        }
         let held = match self.hold(req.node()) {
             // After an unlink the kernel sends the times that it kept, also of an inode which is gone then; it looks at
             // the error only, and the next syncfs would report that.
@@ -95,6 +99,17 @@ impl BraidFs {
         let attr = self.vol.setattr(node, &set).map_err(errno)?;
         out.put(&attr_out(&attr, self.attr_ttl(&attr)));
         Ok(Outcome::Reply)
+    }
+
+    /// A change of mode and times that goes into memory alone, as most of those do that the kernel sends after a rename, an
+    /// unlink or a link. `None`: for who has the inode open. So is all that concerns files whose flags changed.
+    fn set_beside(&self, arg: &abi::SetattrIn, id: WireId) -> Result<Option<Attr>, Errno> {
+        let set = set_attr(arg);
+        let small = set.size.is_none() && set.uid.is_none() && set.gid.is_none() && !set.kill_suid;
+        if !small || self.flagged.any() {
+            return Ok(None);
+        }
+        self.vol.setattr_beside(id.ino(), |g| id.is_of(g), &set).map_err(errno)
     }
 
     /// What is special about a change of times alone: some the kernel has accepted before, some are allowed where others

@@ -38,21 +38,24 @@ impl Durable {
 impl BraidFs {
     /// Makes durable what a request has changed, where the mount or the request wants that; `handled` is how it went.
     /// Where it cannot be made durable the request fails, though the change is there.
+    #[inline]
     pub(crate) fn sync_changes(&self, req: &Request<'_>, handled: Handled, cx: &Context<'_>) -> Handled {
-        if handled != Ok(Outcome::Reply) {
-            return handled;
-        }
-        let (sync, names) = (self.durable.sync.load(Relaxed), self.durable.dirsync.load(Relaxed));
-        if sync || names || req.head.opcode == op::WRITE {
-            for (ino, data_only) in changed(req, sync, sync || names, |id| cx.channel.node(id))?.into_iter().flatten() {
-                match self.vol.fsync(ino, data_only) {
-                    // removed meanwhile
-                    Ok(()) | Err(Error::NotFound) => {}
-                    Err(e) => return Err(errno(e)),
-                }
-            }
+        let (sync, names) = self.durable.get();
+        if (sync || names || req.head.opcode == op::WRITE) && handled == Ok(Outcome::Reply) {
+            self.sync_changed(req, sync, names, cx)?;
         }
         handled
+    }
+
+    fn sync_changed(&self, req: &Request<'_>, sync: bool, names: bool, cx: &Context<'_>) -> Result<(), Errno> {
+        for (ino, data_only) in changed(req, sync, sync || names, |id| cx.channel.node(id))?.into_iter().flatten() {
+            match self.vol.fsync(ino, data_only) {
+                // removed meanwhile
+                Ok(()) | Err(Error::NotFound) => {}
+                Err(e) => return Err(errno(e)),
+            }
+        }
+        Ok(())
     }
 }
 

@@ -54,7 +54,7 @@ impl BraidFs {
     }
 
     fn make(&self, req: &Request<'_>, name: &[u8], new: &NewNode<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
-        let attr = self.count(&self.vol.create(self.live(req.node())?, name, new, &req.cred()).map_err(errno)?)?;
+        let attr = self.vol.create_held(self.live(req.node())?, name, new, &req.cred()).map_err(errno)?;
         if !self.negotiated.opens() {
             self.watch_room(attr.ino, cx.channel);
         }
@@ -99,7 +99,7 @@ impl BraidFs {
     pub(crate) fn link(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
         let (arg, name) = req.arg_and_name::<abi::LinkIn>()?;
         let (old, dir) = (self.live(WireId(arg.oldnodeid))?, self.live(req.node())?);
-        let attr = self.count(&self.vol.link(old, dir, name).map_err(errno)?)?;
+        let attr = self.vol.link_held(old, dir, name).map_err(errno)?;
         out.put(&entry_out(&attr, self.attr_ttl(&attr)));
         Ok(Outcome::Reply)
     }

@@ -514,7 +514,7 @@ fn a_sample_for_others_has_no_processes_and_watches_nothing() {
     }
     assert!(s.fs.counters.is_watched());
     let line = s.fs.counters.line();
-    line.end(line.begin(op::GETATTR), &Ok(Outcome::Reply), 4711);
+    line.end(&line.begin(op::GETATTR), &Ok(Outcome::Reply), 4711);
     let all = s.sample(own, &ask).unwrap();
     assert_eq!(json(&all).processes.iter().map(|p| p.thread).collect::<Vec<_>>(), [4711]);
     assert!(json(&all).pid_namespace > 0);
@@ -554,7 +554,7 @@ fn bytes_of_a_write_that_another_thread_answers_are_counted() {
     let cx = Context::new(&s.channel, 1, None).counted(Some(begun.counted(&line)));
     let handled = s.fs.handle(&Request::parse(&frame).unwrap(), &mut Answer::new(64), &cx);
     assert_eq!(handled, Ok(Outcome::Deferred));
-    line.end(begun, &handled, 1);
+    line.end(&begun, &handled, 1);
     // the duty to reply is dropped with the job: EIO
     drop(s.jobs);
     let sum = s.fs.counters.sum()[op::WRITE as usize];

@@ -26,6 +26,7 @@ use crate::mount_table::{DeadMount, Found, MountId, look_at, top_at};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions, WaitStatus, kill_process, waitid, waitpid};
 use std::collections::VecDeque;
+use std::ffi::CStr;
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Read};
@@ -168,6 +169,9 @@ pub fn look_after<E: Display>(
     look.run(Some(looked), &mut Ready::silent(), work)
 }
 
+/// Name of the process that looks after others.
+const WATCHER: &CStr = c"braidfs-superv";
+
 /// What a parent does.
 struct Look<'a> {
     mount: &'a Supervised<'a>,
@@ -184,12 +188,11 @@ impl Look<'_> {
         outer: &mut Ready,
         mut work: impl FnMut(&mut Ready, Option<&DeadMount>) -> Result<(), E>,
     ) -> Result<(), SuperviseError> {
-        let &Supervised { point, in_background, .. } = self.mount;
         // Of what a serving process leaves.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(io::Error::from)?;
         // For who looks at processes; the one that serves has the program's name.
-        let (own, watcher) = (rustix::thread::name().map_err(io::Error::from)?, c"braidfs-superv");
-        rustix::thread::set_name(watcher).map_err(io::Error::from)?;
+        let own = rustix::thread::name().map_err(io::Error::from)?;
+        rustix::thread::set_name(WATCHER).map_err(io::Error::from)?;
         // The mount of the last process that could be used, once it is dead.
         let mut dead: Option<DeadMount> = None;
         loop {
@@ -199,84 +202,116 @@ impl Look<'_> {
                     let status = self.attend(&mut child, mounted, since, &mut stopping)?;
                     (End::served(since, status, stopping), mounted)
                 }
-                None => {
-                    // Processes that were to take over from one that was killed, and have ended: no other is there now.
-                    while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
-                    rustix::thread::set_name(&own).map_err(io::Error::from)?;
-                    let started = Child::start(&self.signals, in_background, |ready| {
-                        outer.forget();
-                        work(ready, dead.as_ref())
-                    });
-                    rustix::thread::set_name(watcher).map_err(io::Error::from)?;
-                    match started {
-                        Ok(child) => self.served(child, |pid| match &dead {
-                            None => outer.ready(),
-                            Some(_) => tracing::info!(point = %point.display(), pid, "mounted again"),
-                        })?,
-                        Err(e) if dead.is_none() => return Err(e.into()),
-                        Err(e) => (End::Failed { why: e.to_string(), detaching: false, status: String::new() }, None),
-                    }
-                }
+                None => self.serve_once(&own, dead.as_ref(), outer, &mut work)?,
             };
-            let (served, pause) = match (end, &mut dead) {
-                (End::Served { clean: true, .. }, _) => return Ok(()),
-                // It unmounts where it can, as asked, and what it does not can be seen by all.
-                (End::Served { stopped: true, status, .. }, _) => {
-                    if let Some(id) = mounted
-                        && let Found::Dead(top) = look_until_closed(point, &id)
-                    {
-                        DeadMount::new(top).detach(point)?;
-                    }
-                    return Err(SuperviseError::Ended(status));
-                }
-                (End::Served { served, status, .. }, _) => match mounted.map(|id| look_until_closed(point, &id)) {
-                    Some(Found::Dead(top)) => {
-                        tracing::error!(point = %point.display(), status, "the serving process died: mounting again");
-                        dead = Some(DeadMount::new(top));
-                        (Some(served), None)
-                    }
-                    Some(Found::Covered) => {
-                        tracing::error!(point = %point.display(), status, "the serving process died");
-                        let id = mounted.expect("looked for");
-                        match uncovered(point, &id, &self.signals)? {
-                            Some(found) => dead = Some(found),
-                            None => return Ok(()),
-                        }
-                        (Some(served), None)
-                    }
-                    Some(Found::Gone | Found::Alive) | None => return Err(SuperviseError::Ended(status)),
-                },
-                (End::Failed { why, status, .. }, None) if why.is_empty() => return Err(SuperviseError::Died(status)),
-                (End::Failed { why, .. }, None) => return Err(SuperviseError::Failed(why)),
-                (End::Stopped, None) => return Err(SuperviseError::Died("asked to end".into())),
-                (End::Stopped, Some(dead)) => {
-                    dead.detach_if_there(point)?;
-                    return Ok(());
-                }
-                (End::Failed { why, detaching, status }, Some(dead)) => {
-                    let why = if why.is_empty() { &status } else { &why };
-                    tracing::error!(point = %point.display(), error = %why, "cannot be mounted again");
-                    dead.note_failure(point, detaching, mounted);
-                    (None, None)
-                }
-                (End::Over(_), None) => return Err(SuperviseError::Died("nothing to serve".into())),
-                (End::Over(why), Some(_)) => {
-                    tracing::warn!(point = %point.display(), reason = why, "not mounted again now");
-                    (None, Some(COVERED_WAIT))
-                }
-            };
-            let wait = match pause {
-                Some(pause) => pause,
-                None => {
+            let wait = match self.after(end, mounted, &mut dead)? {
+                Next::Over => return Ok(()),
+                Next::In(wait) => wait,
+                Next::Again { served } => {
                     let next = self.history.ended(self.begun.elapsed(), served);
-                    next.map_err(|why| SuperviseError::GaveUp(point.to_owned(), why))?
+                    next.map_err(|why| SuperviseError::GaveUp(self.mount.point.to_owned(), why))?
                 }
             };
             if let Some(dead) = &mut dead
-                && !until_free(point, dead, wait, &self.signals)?
+                && !until_free(self.mount.point, dead, wait, &self.signals)?
             {
                 return Ok(());
             }
+        }
+    }
+
+    /// Runs `work` in a process with the name `own`, and looks after it to its end. Also gives the mount that it made last.
+    ///
+    /// # Errors
+    /// Where none can be started, and none could before.
+    fn serve_once<E: Display>(
+        &self,
+        own: &CStr,
+        dead: Option<&DeadMount>,
+        outer: &mut Ready,
+        work: &mut impl FnMut(&mut Ready, Option<&DeadMount>) -> Result<(), E>,
+    ) -> Result<(End, Option<MountId>), SuperviseError> {
+        // Processes that were to take over from one that was killed, and have ended: no other is there now.
+        while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
+        rustix::thread::set_name(own).map_err(io::Error::from)?;
+        let started = Child::start(&self.signals, self.mount.in_background, |ready| {
+            outer.forget();
+            work(ready, dead)
+        });
+        rustix::thread::set_name(WATCHER).map_err(io::Error::from)?;
+        match started {
+            Ok(child) => Ok(self.served(child, |pid| match dead {
+                None => outer.ready(),
+                Some(_) => tracing::info!(point = %self.mount.point.display(), pid, "mounted again"),
+            })?),
+            Err(e) if dead.is_none() => Err(e.into()),
+            Err(e) => Ok((End::Failed { why: e.to_string(), detaching: false, status: String::new() }, None)),
+        }
+    }
+
+    /// What follows the end of a process, which mounted `mounted`. `dead`: the mount that is to be made again, if there was one
+    /// before, and if there is one now.
+    ///
+    /// # Errors
+    /// Why none follows.
+    fn after(&self, end: End, mounted: Option<MountId>, dead: &mut Option<DeadMount>) -> Result<Next, SuperviseError> {
+        let point = self.mount.point;
+        match (end, &mut *dead) {
+            (End::Served { clean: true, .. }, _) => Ok(Next::Over),
+            // It unmounts where it can, as asked, and what it does not can be seen by all.
+            (End::Served { stopped: true, status, .. }, _) => {
+                if let Some(id) = mounted
+                    && let Found::Dead(top) = look_until_closed(point, &id)
+                {
+                    DeadMount::new(top).detach(point)?;
+                }
+                Err(SuperviseError::Ended(status))
+            }
+            (End::Served { served, status, .. }, _) => {
+                *dead = match self.left_by(mounted, status)? {
+                    Some(left) => Some(left),
+                    None => return Ok(Next::Over),
+                };
+                Ok(Next::Again { served: Some(served) })
+            }
+            (End::Failed { why, status, .. }, None) if why.is_empty() => Err(SuperviseError::Died(status)),
+            (End::Failed { why, .. }, None) => Err(SuperviseError::Failed(why)),
+            (End::Stopped, None) => Err(SuperviseError::Died("asked to end".into())),
+            (End::Stopped, Some(dead)) => {
+                dead.detach_if_there(point)?;
+                Ok(Next::Over)
+            }
+            (End::Failed { why, detaching, status }, Some(dead)) => {
+                let why = if why.is_empty() { &status } else { &why };
+                tracing::error!(point = %point.display(), error = %why, "cannot be mounted again");
+                dead.note_failure(point, detaching, mounted);
+                Ok(Next::Again { served: None })
+            }
+            (End::Over(_), None) => Err(SuperviseError::Died("nothing to serve".into())),
+            (End::Over(why), Some(_)) => {
+                tracing::warn!(point = %point.display(), reason = why, "not mounted again now");
+                Ok(Next::In(COVERED_WAIT))
+            }
+        }
+    }
+
+    /// The dead mount of a process that died while it served. `None`: the mount has ended meanwhile.
+    ///
+    /// # Errors
+    /// [`SuperviseError::Ended`] where there is none that is dead.
+    fn left_by(&self, mounted: Option<MountId>, status: String) -> Result<Option<DeadMount>, SuperviseError> {
+        let point = self.mount.point;
+        let Some(id) = mounted else { return Err(SuperviseError::Ended(status)) };
+        match look_until_closed(point, &id) {
+            Found::Dead(top) => {
+                tracing::error!(point = %point.display(), status, "the serving process died: mounting again");
+                Ok(Some(DeadMount::new(top)))
+            }
+            Found::Covered => {
+                tracing::error!(point = %point.display(), status, "the serving process died");
+                Ok(uncovered(point, &id, &self.signals)?)
+            }
+            Found::Gone | Found::Alive => Err(SuperviseError::Ended(status)),
         }
     }
 
@@ -333,6 +368,16 @@ impl Look<'_> {
             );
         }
     }
+}
+
+/// What follows the end of a serving process.
+enum Next {
+    /// Nothing: the mount has ended.
+    Over,
+    /// Another process, after a pause by how often that was needed lately. `served`: how long this one did, where it did.
+    Again { served: Option<Duration> },
+    /// Another process, in so long.
+    In(Duration),
 }
 
 /// How a serving process ended.

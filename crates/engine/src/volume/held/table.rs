@@ -186,6 +186,11 @@ impl LookupCounts {
     /// An inode, which the caller has locked, has lost its last name: whether it is held. Whoever gives the last count back
     /// will know.
     pub fn orphaned(&self, c: &Cell) -> bool {
+        self.orphaned_while(c, || c.is_open())
+    }
+
+    /// [`Self::orphaned`]; `open`: whether somebody has it open.
+    pub fn orphaned_while(&self, c: &Cell, open: impl FnOnce() -> bool) -> bool {
         if self.shard(c.ino).is_empty() {
             return false;
         }
@@ -196,7 +201,7 @@ impl LookupCounts {
             count.times |= ORPHAN;
             s.orphans += 1;
         }
-        if !c.is_open() {
+        if !open() {
             s.left = Some(Instant::now());
         }
         true
