@@ -229,10 +229,12 @@ fn tenants_have_roots(m: &mut Model) {
 }
 
 /// Codes that an old node table may be behind: then a newer record of a node may lie somewhere.
-const DOUBTS: [u32; 7] = [
+const DOUBTS: [u32; 9] = [
+    codes::ENTRY_OLD,
     codes::ENTRY_PLACE,
     codes::NODE_BLOCK,
     codes::RECORD,
+    codes::NODE_BLOCK_OLD,
     codes::OVERFLOW_MISSING,
     codes::LEAKED,
     codes::NOT_MARKED,

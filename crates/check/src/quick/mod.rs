@@ -6,7 +6,7 @@
 //! cannot say
 //! *what* is wrong with a volume, only that something may be: it answers `None`, and the full pass finds out.
 //!
-//! Memory: a bit per block of the groups in use; 20 bytes per inode and overflow node, or [`Options::memory`] if that
+//! Memory: a bit per block of the groups in use; 24 bytes per inode and overflow node, or [`Options::memory`] if that
 //! is less (the node tables are then read several times); 16 bytes per directory; 32 more per overflow node (a file has
 //! one per some hundred extents); 3 MiB per thread.
 

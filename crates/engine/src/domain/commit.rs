@@ -178,7 +178,7 @@ impl Domain {
         for r in &records {
             if let Record::Node { node, entry } = r {
                 self.new_generations.lock().remove(node);
-                if entry.used() && entry.addr != written {
+                if entry.used() && { entry.addr } != written {
                     // a reader that came late may have put back what lay there before
                     self.nodes.invalidate(entry.addr);
                     written = entry.addr;

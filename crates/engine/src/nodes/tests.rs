@@ -26,7 +26,7 @@ fn open_table(store: &Arc<Store>, groups: &[u32]) -> Result<NodeTable> {
 }
 
 fn entry(addr: u64, generation: u32) -> NodeEntry {
-    NodeEntry { addr: BlockAddr(addr), index: 1, flags: USED, generation }
+    NodeEntry { addr: BlockAddr(addr), index: 1, flags: USED, generation, written: 0 }
 }
 
 fn record(node: NodeId, generation: u32, payload: u8) -> NodeRecord {
