@@ -17,7 +17,7 @@ use crate::parts::domain::Domain;
 use crate::quick::{self, Outcome};
 use crate::repair::prepare::Prepared;
 use crate::repair::{self, prepare};
-use crate::report::{FsckOptions, FsckReport, Limits, Log, ScrubReport};
+use crate::report::{Finding, FsckOptions, FsckReport, Limits, Log, ScrubReport};
 use crate::rules::tenant;
 use crate::scan::space::Used;
 use crate::scan::{SMALL_GROUPS, dirs, names, nodes, space, tables, volume};
@@ -98,7 +98,7 @@ fn check_with(
     drop(first);
 
     // Blocks that were taken for valid, so that the replay used none of them, are counted: not by the first pass.
-    let mut recount = !prepared.doubted.is_empty();
+    let recount = !prepared.doubted.is_empty();
     if prepared.log.findings.is_empty() && !recount && prepared.recovered.values().all(HashSet::is_empty) {
         let how = quick::Options { data: data.is_some(), memory: limits.memory_bytes };
         if let Some(held) = holds(&devices, &how, progress)? {
@@ -110,6 +110,19 @@ fn check_with(
         }
     }
     let mut m = scan(&devices, &mut prepared, progress)?;
+    add_found_before(&mut m, &mut prepared);
+    if let Some(out) = data {
+        data::compare_all(&mut m, out, progress);
+    }
+    let report = FsckReport { notes: std::mem::take(&mut prepared.notes), ..count(&mut m) };
+    if !options.repair {
+        return Ok(report);
+    }
+    repair_until_it_holds(&devices, m, report, recount, limits, progress)
+}
+
+/// Adds what the preparation for the replay found, and the journals that could not be replayed.
+fn add_found_before(m: &mut Model, prepared: &mut Prepared) {
     // What was mended for the replay is no longer found.
     let mut early = std::mem::take(&mut prepared.log.findings);
     early.retain(|e| !m.log.findings.iter().any(|f| (f.code, f.domain, f.node) == (e.code, e.domain, e.node)));
@@ -120,14 +133,18 @@ fn check_with(
         m.log.add(codes::REPLAY_FAILED, None, "the journal could not be replayed; what it holds is given up");
     }
     m.log.domain = None;
-    if let Some(out) = data {
-        data::compare_all(&mut m, out, progress);
-    }
-    let mut report = count(&mut m);
-    report.notes = std::mem::take(&mut prepared.notes);
-    if !options.repair {
-        return Ok(report);
-    }
+}
+
+/// Writes `m`, with the findings of `report`, and checks again, until nothing is left or nothing more can be done; `recount`:
+/// blocks are to be counted though nothing was found.
+fn repair_until_it_holds(
+    devices: &[Arc<dyn Device>],
+    mut m: Model,
+    mut report: FsckReport,
+    mut recount: bool,
+    limits: &Limits,
+    progress: &dyn Fn(&str, u64, u64),
+) -> Result<FsckReport> {
     for round in 0..ROUNDS {
         let writes = m.domains.iter().any(|d| d.header_dirty);
         if m.log.findings.is_empty() && !writes && !std::mem::take(&mut recount) {
@@ -137,25 +154,30 @@ fn check_with(
         repair::write(&mut m)?;
         drop(m);
         let how = quick::Options { data: false, memory: limits.memory_bytes };
-        if let Some(held) = holds(&devices, &how, progress)? {
+        if let Some(held) = holds(devices, &how, progress)? {
             report = FsckReport { findings: report.findings, notes: report.notes, ..held.report };
             report.findings.iter_mut().for_each(|f| f.fixed = true);
             break;
         }
-        m = scan(&devices, &mut Prepared::default(), progress)?;
-        let left = count(&mut m);
-        let (old, notes) = (std::mem::take(&mut report.findings), std::mem::take(&mut report.notes));
-        report = FsckReport { findings: old, notes, ..left.clone() };
-        for f in &mut report.findings {
-            f.fixed = !left.findings.iter().any(|l| (l.code, l.node, l.domain) == (f.code, f.node, f.domain));
-        }
-        for f in left.findings {
-            if !report.findings.iter().any(|o| (o.code, o.node, o.domain) == (f.code, f.node, f.domain)) {
-                report.findings.push(f);
-            }
-        }
+        m = scan(devices, &mut Prepared::default(), progress)?;
+        report = with_what_is_left(report, count(&mut m));
     }
     Ok(report)
+}
+
+/// The findings of `report`, those fixed that are not in `left`, and what only that has.
+fn with_what_is_left(report: FsckReport, left: FsckReport) -> FsckReport {
+    let same = |a: &Finding, b: &Finding| (a.code, a.node, a.domain) == (b.code, b.node, b.domain);
+    let mut findings = report.findings;
+    for f in &mut findings {
+        f.fixed = !left.findings.iter().any(|l| same(l, f));
+    }
+    for f in &left.findings {
+        if !findings.iter().any(|o| same(o, f)) {
+            findings.push(f.clone());
+        }
+    }
+    FsckReport { findings, notes: report.notes, ..left }
 }
 
 /// What a volume consists of that holds but, perhaps, for file data. `None` where something may be wrong.
@@ -229,10 +251,12 @@ fn tenants_have_roots(m: &mut Model) {
 }
 
 /// Codes that an old node table may be behind: then a newer record of a node may lie somewhere.
-const DOUBTS: [u32; 7] = [
+const DOUBTS: [u32; 9] = [
+    codes::ENTRY_OLD,
     codes::ENTRY_PLACE,
     codes::NODE_BLOCK,
     codes::RECORD,
+    codes::NODE_BLOCK_OLD,
     codes::OVERFLOW_MISSING,
     codes::LEAKED,
     codes::NOT_MARKED,

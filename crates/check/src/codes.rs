@@ -82,6 +82,8 @@ pub const OVERFLOW_MISSING: u32 = 306;
 pub const OVERFLOW_UNUSED: u32 = 307;
 /// An overflow node that is referred to twice.
 pub const OVERFLOW_SHARED: u32 = 308;
+/// A node block is older than the node table says: the device lost its newest write.
+pub const NODE_BLOCK_OLD: u32 = 309;
 /// Links in overflow nodes do not hold.
 pub const LINKS_CONTENT: u32 = 310;
 /// Extended attributes in overflow nodes do not hold.

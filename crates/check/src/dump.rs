@@ -295,7 +295,7 @@ impl Dump {
             for (i, e) in entries.iter().enumerate().filter(|(_, e)| e.used()) {
                 let node = g.node(group, index * NODES_PER_BLOCK + i as u32);
                 let flags = entry_flags(e.flags);
-                line!(o, "{node}: {} record {}, generation {}, {flags}", e.addr, e.index, e.generation);
+                line!(o, "{node}: {} record {}, generation {}, {flags}", { e.addr }, e.index, { e.generation });
             }
         }
         if o.is_empty() {
@@ -307,7 +307,14 @@ impl Dump {
     fn node(&self, node: NodeId) -> Result<String> {
         let e = home::entry(&self.store, node)?;
         let mut o = String::new();
-        line!(o, "{node}: {} record {}, generation {}, {}", e.addr, e.index, e.generation, entry_flags(e.flags));
+        line!(
+            o,
+            "{node}: {} record {}, generation {}, {}",
+            { e.addr },
+            e.index,
+            { e.generation },
+            entry_flags(e.flags)
+        );
         if e.used() {
             o.push_str(&self.show_record(&home::node(&self.store, node)?, true));
         }
@@ -596,7 +603,7 @@ fn show_journal(r: &Record) -> String {
     match r {
         Record::Node { node, entry } => {
             let flags = entry_flags(entry.flags);
-            format!("{node} at {} record {}, generation {}, {flags}", entry.addr, entry.index, entry.generation)
+            format!("{node} at {} record {}, generation {}, {flags}", { entry.addr }, entry.index, { entry.generation })
         }
         Record::Full(r) => format!("full {} ({:?}) version {}, {} bytes", r.node, r.kind, r.version, r.payload.len()),
         Record::Sums { addr, sums } => format!("checksums of {} blocks from {addr}", sums.len()),

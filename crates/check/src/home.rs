@@ -8,6 +8,7 @@ use braidfs_format::inode::Inode;
 use braidfs_format::node::{NodeEntry, NodeRecord, NodeTableBlock};
 use braidfs_format::{BLOCK_BYTES, Corrupt, InodeNo, NodeId};
 use braidfs_store::Store;
+use std::cmp::Ordering;
 
 /// Parents that a path is followed through.
 const DEPTH_MAX: usize = 4096;
@@ -26,7 +27,7 @@ pub fn entry(store: &Store, node: NodeId) -> Result<NodeEntry> {
     Ok(entries.get((slot % NODES_PER_BLOCK) as usize).copied().unwrap_or_default())
 }
 
-/// The record of a node, as it lies on the device.
+/// The record of a node, as it lies on the device: where a journal was not replayed, perhaps a newer one than the table tells of.
 ///
 /// # Errors
 /// [`Error::NotFound`] where the node is not in use; a block or record that does not hold; of the device.
@@ -35,7 +36,10 @@ pub fn node(store: &Store, node: NodeId) -> Result<NodeRecord> {
     let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
     store.read(e.addr, &mut block)?;
     node_block(&block, store.volume, e.addr)
-        .and_then(|()| record(&block, node, &e))
+        .and_then(|()| match e.compare_block(&block) {
+            Ordering::Greater => record(&block, node, &NodeEntry { written: 0, ..e }),
+            _ => record(&block, node, &e),
+        })
         .map_err(|b| Corrupt::new("node record", b.why).into())
 }
 

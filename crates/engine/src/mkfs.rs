@@ -309,7 +309,8 @@ fn write_root(store: &Store, first: &FirstGroup, o: &MkfsOptions) -> Result<u64>
     let pair = g.node_table_addr(group, table);
     store.read(pair, &mut buf)?;
     let (copy, seq, mut entries) = NodeTableBlock::decode(&buf, volume, pair)?;
-    entries[(slot % NODES_PER_BLOCK) as usize] = NodeEntry { addr, index, flags, generation: 1 };
+    entries[(slot % NODES_PER_BLOCK) as usize] =
+        NodeEntry { addr, index, flags, generation: 1, written: FIRST_SEQ as u32 };
     let to = BlockAddr(pair.0 + 1 - copy as u64);
     store.write(to, &NodeTableBlock::encode(&entries, 0, volume, pair, 1 - copy, seq + 1))?;
     written.counts[g.node_table_index(table)] = 1;

@@ -57,7 +57,7 @@ pub enum Record {
     Node {
         /// Its number, which says in which table block and slot the entry is.
         node: NodeId,
-        /// Its new entry.
+        /// Its new entry. `written` is not part of the record: it is the transaction of the chunk.
         entry: NodeEntry,
     },
     /// Blocks that became valid.
@@ -188,13 +188,21 @@ impl Record {
         }
     }
 
+    /// A record; of a node table entry only its chunk tells when the node block was written.
+    ///
     /// # Errors
     /// [`Corrupt`].
     pub fn decode(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
         Ok(match r.u8()? {
             1 => Self::Node {
                 node: NodeId(r.u64()?),
-                entry: NodeEntry { addr: BlockAddr(r.u48()?), index: r.u8()?, flags: r.u8()?, generation: r.u32()? },
+                entry: NodeEntry {
+                    addr: BlockAddr(r.u48()?),
+                    index: r.u8()?,
+                    flags: r.u8()?,
+                    generation: r.u32()?,
+                    written: 0,
+                },
             },
             2 => Self::Alloc {
                 addr: BlockAddr(r.u48()?),
@@ -332,7 +340,14 @@ pub fn decode_chunk(buf: &[u8], volume: u32, domain: DomainId, pos: u64) -> Resu
     let mut body = Reader::new(&buf[CHUNK_HEADER_BYTES..CHUNK_HEADER_BYTES + len], "journal record");
     let mut records = Vec::new();
     while body.left() > 0 {
-        records.push(Record::decode(&mut body)?);
+        let mut record = Record::decode(&mut body)?;
+        if let Record::Node { entry, .. } = &mut record
+            && entry.used()
+        {
+            // a transaction tells of the node blocks that it wrote itself
+            entry.written = tx.0 as u32;
+        }
+        records.push(record);
     }
     Ok(Chunk { kind, domain, pos, tx, stream, blocks, crc, records })
 }

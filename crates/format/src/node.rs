@@ -4,10 +4,11 @@
 //! record's index in it. Records are written out of place; several small ones share a block (braidfs packs
 //! them where F2FS and Max spend a 4 KiB page on each inode).
 
-use crate::block::{BlockKind, HEADER_BYTES, open, open_pair, seal};
+use crate::block::{BlockHeader, BlockKind, HEADER_BYTES, open, open_pair, seal};
 use crate::codec::{Put, Reader};
 use crate::geometry::NODES_PER_BLOCK;
 use crate::{BLOCK_BYTES, BlockAddr, Corrupt, InodeNo, NodeId};
+use std::cmp::Ordering;
 
 /// Entry is in use.
 pub const USED: u8 = 1;
@@ -18,8 +19,10 @@ pub const OVERFLOW: u8 = 4;
 /// Inode of a directory.
 pub const DIR: u8 = 8;
 
-/// Where the newest durable copy of a node lies. 16 bytes.
+/// Where the newest durable copy of a node lies. 18 bytes, not 24: programs keep tables of millions in memory. Of fields longer
+/// than two bytes no references can be taken: `{ entry.addr }` copies one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C, packed(2))]
 pub struct NodeEntry {
     /// The node block.
     pub addr: BlockAddr,
@@ -29,12 +32,33 @@ pub struct NodeEntry {
     pub flags: u8,
     /// Generation of the node in this slot; of a free slot, the last one used.
     pub generation: u32,
+    /// Low half of the number of the transaction that wrote the node block ([`NodeBlock::written`]); 0 where it is not known,
+    /// as in entries by programs that did not keep it, and in free slots.
+    pub written: u32,
 }
 
 impl NodeEntry {
     /// Whether the slot holds a node.
     pub fn used(&self) -> bool {
         self.flags & USED != 0
+    }
+    /// Whether both say the same of the node, where one of them may not know when its block was written.
+    pub fn is_same_record(&self, other: &Self) -> bool {
+        Self { written: 0, ..*self } == Self { written: 0, ..*other }
+    }
+    /// How the node block `block`, found where the entry says, compares with the one that the entry is about: `Less` where it
+    /// is an older one, so that a write of the block was lost; `Greater` where it is a newer one, so that a write of the node
+    /// table was. `Equal` also where the entry does not know.
+    pub fn compare_block(&self, block: &[u8]) -> Ordering {
+        self.compare_written(NodeBlock::written(block))
+    }
+    /// As [`Self::compare_block`], by when the block was written ([`NodeBlock::written`]).
+    pub fn compare_written(&self, found: u32) -> Ordering {
+        match self.written {
+            0 => Ordering::Equal,
+            // the numbers wrap: of two, the later one is less than half a round ahead
+            written => (found.wrapping_sub(written) as i32).cmp(&0),
+        }
     }
 }
 
@@ -54,7 +78,7 @@ impl NodeTableBlock {
             v.put_u8(e.index);
             v.put_u8(e.flags);
             v.put_u32(e.generation);
-            v.put_u32(0);
+            v.put_u32(e.written);
             b[HEADER_BYTES + i * ENTRY_BYTES..][..ENTRY_BYTES].copy_from_slice(&v);
         }
         seal(&mut b, BlockKind::NodeTable, domain, volume, pair.0 + copy as u64, seq);
@@ -69,9 +93,8 @@ impl NodeTableBlock {
         let mut r = Reader::new(&buf[copy * BLOCK_BYTES + HEADER_BYTES..(copy + 1) * BLOCK_BYTES], "node table");
         let mut out = Vec::with_capacity(NODES_PER_BLOCK as usize);
         for _ in 0..NODES_PER_BLOCK {
-            let e = NodeEntry { addr: BlockAddr(r.u48()?), index: r.u8()?, flags: r.u8()?, generation: r.u32()? };
-            r.u32()?;
-            out.push(e);
+            let (addr, index, flags) = (BlockAddr(r.u48()?), r.u8()?, r.u8()?);
+            out.push(NodeEntry { addr, index, flags, generation: r.u32()?, written: r.u32()? });
         }
         Ok((copy, h.seq.get(), out))
     }
@@ -238,6 +261,11 @@ impl NodeBlock {
         }
         Ok(n)
     }
+    /// Low half of the number of the transaction that wrote a block of [`BLOCK_BYTES`]: what its header says.
+    pub fn written(block: &[u8]) -> u32 {
+        const SEQ: usize = std::mem::offset_of!(BlockHeader, seq);
+        u32::from_le_bytes([block[SEQ], block[SEQ + 1], block[SEQ + 2], block[SEQ + 3]])
+    }
     /// Record `index` of a block that [`Self::check`] accepted.
     ///
     /// # Errors
@@ -273,6 +301,34 @@ mod tests {
             version: 9,
             payload: vec![i as u8; n],
         }
+    }
+
+    /// A block of a past or coming transaction is told from the one that an entry is about, also where the low half of the
+    /// numbers wraps. An entry that does not know takes any.
+    #[test]
+    fn a_block_is_older_or_newer_than_its_entry() {
+        let block = |tx: u64| {
+            let mut b = NodeBlockBuilder::default();
+            b.push(&rec(1, 10).encode()).unwrap();
+            b.finish(0, 1, BlockAddr(9), tx)
+        };
+        let entry = |written| NodeEntry { addr: BlockAddr(9), index: 0, flags: USED, generation: 3, written };
+        let high = 7 << 32;
+        assert_eq!(NodeBlock::written(&block(high + 5)), 5);
+        for (tx, written, want) in [
+            (high + 5, 5, Ordering::Equal),
+            (high + 4, 5, Ordering::Less),
+            (high + 6, 5, Ordering::Greater),
+            (high - 1, 1, Ordering::Less),
+            (high + 1, u32::MAX, Ordering::Greater),
+            (high, 1, Ordering::Less),
+            (high + 4, 0, Ordering::Equal),
+        ] {
+            assert_eq!(entry(written).compare_block(&block(tx)), want, "{tx:#x} and {written:#x}");
+        }
+        assert!(entry(5).is_same_record(&entry(0)) && entry(5) != entry(0));
+        assert!(!entry(5).is_same_record(&NodeEntry { index: 1, ..entry(5) }));
+        assert_eq!(size_of::<NodeEntry>(), 18);
     }
 
     #[test]

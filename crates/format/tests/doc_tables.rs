@@ -223,6 +223,7 @@ fn table_entries() {
             ("index", |e| e.index = u8::MAX),
             ("flags", |e| e.flags = u8::MAX),
             ("generation", |e| e.generation = u32::MAX),
+            ("written", |e| e.written = u32::MAX),
         ],
     );
     compare("NodeEntry", &fields);

@@ -138,7 +138,7 @@ fn journal() -> Vec<u8> {
     let records = [
         Record::Node {
             node: NodeId(5),
-            entry: NodeEntry { addr: BlockAddr(70), index: 1, flags: USED, generation: 4 },
+            entry: NodeEntry { addr: BlockAddr(70), index: 1, flags: USED, generation: 4, written: 4 },
         },
         Record::Alloc {
             addr: BlockAddr(71),
@@ -175,7 +175,7 @@ fn home_tables() -> Vec<(&'static str, Vec<u8>)> {
     owners[1] = Owner { node: InodeNo(5), lblk: (1 << 40) + 2, live: 0, birth: 0x10203 };
     owners[255] = Owner { live: 9, ..Owner::default() };
     let mut nodes = [NodeEntry::default(); 254];
-    nodes[1] = NodeEntry { addr: BlockAddr(70), index: 2, flags: USED | DIR, generation: 1 };
+    nodes[1] = NodeEntry { addr: BlockAddr(70), index: 2, flags: USED | DIR, generation: 1, written: 0 };
     let mut domain = DomainHeader::empty();
     domain.domain = 1.into();
     domain.flags = CLEAN.into();

@@ -1,16 +1,18 @@
 //! Volumes are filled through the model and its writer, so that these tests need nothing above the tables.
 
 use super::*;
+use crate::collect::Records;
 use crate::dump;
 use crate::parts::ino::{Dirty, Ino};
 use braidfs::{JournalReplay, MkfsOptions};
 use braidfs_device::{BLOCK_BYTES, SparseDevice};
 use braidfs_format::BlockAddr;
+use braidfs_format::NodeId;
 use braidfs_format::dentry::Dentry;
 use braidfs_format::domain::{DomainHeader, TenantRate};
 use braidfs_format::inode::{Content, Extent, Inode, Link};
 use braidfs_format::name::FileName;
-use braidfs_format::node::{DIR, REMOTE, USED};
+use braidfs_format::node::{DIR, NodeBlockBuilder, NodeEntry, REMOTE, USED};
 use std::cell::OnceCell;
 
 const FORCE: FsckOptions = FsckOptions { repair: false, force: true };
@@ -566,4 +568,89 @@ fn dumps_do_not_fail() {
     assert!(dump::dump(&devices, &W::Domain(99)).is_err());
     assert!(dump::dump(&devices, &W::Group(1 << 20)).is_err());
     assert!(dump::dump(&devices, &W::Path(b"/a/none".to_vec())).is_err());
+}
+
+/// Changes what the table entry of `node` says of its block.
+fn set_written(m: &mut Model, node: NodeId, change: impl FnOnce(u32) -> u32) {
+    let (store, domain) = (Arc::clone(&m.store), usize::from(m.domain_of(node).unwrap()));
+    let entry = m.domains[domain].entry(&store, node).unwrap();
+    assert!(entry.used() && entry.written != 0, "{node}: {entry:?}");
+    m.domains[domain].set_entry(&store, node, NodeEntry { written: change(entry.written), ..entry });
+}
+
+/// A node block that is older than the node table says, or newer: of an inode, and of an overflow node. What is left stands in,
+/// and is the inode's.
+#[test]
+fn a_node_block_of_another_transaction_is_told() {
+    type Change = fn(u32) -> u32;
+    let later: (Change, u32) = (|w| w + 1, codes::NODE_BLOCK_OLD);
+    let earlier: (Change, u32) = (|w| w.wrapping_sub(2), codes::ENTRY_OLD);
+    for (change, code) in [later, earlier] {
+        for (path, overflow) in [("a/b/file-7", false), ("a/big", true), ("a/b", false), ("a/attributes", true)] {
+            let dev = populated();
+            let mut m = model(&dev);
+            let about = find(&mut m, path);
+            let node = if overflow { m.body(about).unwrap().overflow().next().unwrap() } else { about.node() };
+            set_written(&mut m, node, change);
+            repair::write(&mut m).unwrap();
+            let seen = run(&dev, &FORCE);
+            let told: Vec<(u32, Option<u64>)> = seen.findings.iter().map(|f| (f.code, f.node)).collect();
+            assert_eq!(told, [(code, Some(about.0))], "{path}: {:#?}", seen.findings);
+            assert_eq!(run(&dev, &REPAIR).unfixed(), 0, "{path}");
+            let after = run(&dev, &FORCE);
+            assert_eq!(after.findings, vec![], "{path}");
+            assert_eq!((after.files, after.dirs), (404, 4), "{path}");
+        }
+    }
+}
+
+/// What a program that did not tell of transactions wrote is taken as it is.
+#[test]
+fn entries_that_do_not_tell_are_believed() {
+    let dev = populated();
+    let mut m = model(&dev);
+    let node = find(&mut m, "a/b/file-7").node();
+    set_written(&mut m, node, |_| 0);
+    repair::write(&mut m).unwrap();
+    assert_eq!(run(&dev, &FORCE).findings, vec![]);
+}
+
+/// A node block in use has a record of a node that its table entry does not name, with a higher version: of a transaction that
+/// was never committed. That it is looked for since another block is lost does not make it the newest.
+#[test]
+fn what_was_never_committed_is_not_found_again() {
+    let dev = populated();
+    let mut m = model(&dev);
+    let [first, second, third] = ["a/b/file-3", "a/b/file-6", "link"].map(|p| find(&mut m, p).node());
+    let store = Arc::clone(&m.store);
+    let d = &m.domains[0];
+    let mut records = Records::new(&store, d);
+    let (_, mut newer) = records.get(first).unwrap();
+    let (entry, kept) = records.get(second).unwrap();
+    let old = records.get(first).unwrap().0;
+    newer.version += 5;
+    newer.payload = Inode { mode: 0o100_777, ..Inode::decode(&newer.payload).unwrap() }.encode();
+    let group = d.groups.values().next_back().unwrap();
+    let start = store.geometry().group_start(group.number).0;
+    let free = |at: &u32| !group.segments.as_ref().unwrap()[(at / 512) as usize].is_valid(at % 512);
+    let addr = BlockAddr(start + u64::from((0..group.blocks).rev().find(free).unwrap()));
+    let mut block = NodeBlockBuilder::default();
+    block.push(&newer.encode()).unwrap();
+    let index = block.push(&kept.encode()).unwrap();
+    let written = entry.written + 7;
+    store.write(addr, &block.finish(0, store.volume, addr, written.into())).unwrap();
+    m.domains[0].set_entry(&store, second, NodeEntry { addr, index, written, ..entry });
+    repair::write(&mut m).unwrap();
+    assert_eq!(run(&dev, &FORCE).findings, vec![]);
+
+    // damage elsewhere makes the check look into all node blocks
+    let mut m = model(&dev);
+    set_written(&mut m, third, |w| w + 1);
+    repair::write(&mut m).unwrap();
+    let seen = run(&dev, &REPAIR);
+    let told: Vec<(u32, Option<u64>)> = seen.findings.iter().map(|f| (f.code, f.node)).collect();
+    assert_eq!(told, [(codes::NODE_BLOCK_OLD, Some(third.0))], "{:#?}", seen.findings);
+    let mut m = model(&dev);
+    assert_eq!(m.domains[0].entry(&store, first), Some(old));
+    assert_eq!(m.body(first.inode()).unwrap().inode.mode, 0o100_644);
 }

@@ -57,7 +57,7 @@ pub fn of_group(s: &mut Scrub<'_>, d: DomainId, number: u32) {
         // a block that cannot be read, or a run over the end of a device, is read again for each node
         let read = s.volume.store().read(BlockAddr(first), bytes).is_ok();
         s.spend(blocks);
-        for block in some.chunk_by(|a, b| a.1.addr == b.1.addr) {
+        for block in some.chunk_by(|a, b| { a.1.addr } == { b.1.addr }) {
             let addr = block[0].1.addr;
             let bytes = &buf[(addr.0 - first) as usize * BLOCK_BYTES..][..BLOCK_BYTES];
             let whole = read && node_block(bytes, s.volume.store().volume, addr).is_ok();
@@ -151,7 +151,7 @@ fn look(live: &mut Live<'_, '_>, node: NodeId, known: Option<(NodeEntry, &[u8])>
             let Some(e) = e.filter(NodeEntry::used) else { return Ok(Seen::Gone) };
             live.read += 1;
             let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
-            let unreadable = |why| Bad::new(codes::UNREADABLE, format!("node block {}: {why}", e.addr));
+            let unreadable = |why| Bad::new(codes::UNREADABLE, format!("node block {}: {why}", { e.addr }));
             store.read(e.addr, &mut block).map_err(unreadable)?;
             node_block(&block, store.volume, e.addr)?;
             own = block;

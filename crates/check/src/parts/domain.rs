@@ -151,6 +151,8 @@ pub struct Domain {
     pub groups: BTreeMap<u32, Group>,
     /// Nodes whose table entries were found again by a scan.
     pub recovered: HashSet<NodeId>,
+    /// Those of them that are in use for certain, and whose newest record is lost: an older one stands in for it.
+    pub outdated: HashSet<NodeId>,
     /// Groups all of whose blocks were taken for valid, so that the replay of the journal gave none of them out.
     pub doubted: HashSet<u32>,
 }

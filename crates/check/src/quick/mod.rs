@@ -6,7 +6,7 @@
 //! cannot say
 //! *what* is wrong with a volume, only that something may be: it answers `None`, and the full pass finds out.
 //!
-//! Memory: a bit per block of the groups in use; 20 bytes per inode and overflow node, or [`Options::memory`] if that
+//! Memory: a bit per block of the groups in use; 24 bytes per inode and overflow node, or [`Options::memory`] if that
 //! is less (the node tables are then read several times); 16 bytes per directory; 32 more per overflow node (a file has
 //! one per some hundred extents); 3 MiB per thread.
 
@@ -61,6 +61,7 @@ pub fn check(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Optio
     }
 }
 
+/// The tables, then the inodes, then what must be equal on both sides.
 fn run(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Result<Outcome, Doubt> {
     let claimed: Vec<u32> = (0u32..).zip(&m.bat).filter(|(_, e)| e.domain.is_some()).map(|(g, _)| g).collect();
     // twice as many as CPUs: half of them wait for the device
@@ -78,16 +79,37 @@ fn run(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Result<Outc
         overflow_nodes: Vec::new(),
         done: AtomicU64::new(0),
     };
-    let nodes_in: Vec<AtomicU32> = m.bat.iter().map(|_| AtomicU32::new(0)).collect();
     let most = (o.memory / size_of::<Slot>() as u64).max(1);
+    let (lists, totals, nodes_in) = read_tables(&cx, most, progress)?;
+    cx.overflow_nodes = totals.overflow_nodes;
+    cx.overflow_nodes.sort_unstable_by_key(|o| o.node);
+    cx.overflow_nodes.shrink_to_fit();
+    let mut sum = check_inodes(&cx, lists, &nodes_in, most, totals.valid, progress)?;
+    both_sides(&cx, &mut sum, totals.owners)?;
+    let mut outcome = sum.outcome;
+    outcome.report.usage.is_whole();
+    for f in &mut outcome.report.findings {
+        f.path = f.node.and_then(|n| home::path(InodeNo(n), |at| home::first_name(cx.store, at)));
+    }
+    Ok(outcome)
+}
+
+/// Reads the tables of all groups: the nodes in use, by domain, where they are no more than `most`; what the tables come to;
+/// and how many nodes the node blocks of each group hold.
+fn read_tables(
+    cx: &Ctx<'_>,
+    most: u64,
+    progress: &dyn Fn(&str, u64, u64),
+) -> Result<(Option<state::Lists>, TableTotals, Vec<AtomicU32>), Doubt> {
+    let nodes_in: Vec<AtomicU32> = cx.m.bat.iter().map(|_| AtomicU32::new(0)).collect();
     let (kept, full) = (AtomicU64::new(0), AtomicBool::new(false));
-    let nodes = u64::from(m.store.geometry().nodes());
-    let lists = state::lists(&cx, |_| nodes, most);
+    let nodes = u64::from(cx.store.geometry().nodes());
+    let lists = state::lists(cx, |_| nodes, most);
     let totals = each(
-        threads,
+        cx.threads,
         cx.claimed.len(),
         |done| progress("tables", done, cx.claimed.len() as u64),
-        || (TableTotals::default(), tables::Reader::new(&cx)),
+        || (TableTotals::default(), tables::Reader::new(cx)),
         |(totals, reader), i| {
             let (domain, slots) = reader.group(totals, cx.claimed[i], &nodes_in)?;
             let n = slots.len() as u64;
@@ -98,36 +120,47 @@ fn run(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Result<Outc
             add(&lists, domain, slots)
         },
     )?;
-    let totals: Vec<TableTotals> = totals.into_iter().map(|s| s.0).collect();
-    let (mut owners, mut valid) = (MultisetHash::default(), 0);
-    for mut s in totals {
-        owners.join(s.owners);
-        valid += s.valid;
-        cx.overflow_nodes.append(&mut s.overflow_nodes);
+    let mut all = TableTotals::default();
+    for (mut s, _) in totals {
+        all.owners.join(s.owners);
+        all.valid += s.valid;
+        all.overflow_nodes.append(&mut s.overflow_nodes);
     }
-    cx.overflow_nodes.sort_unstable_by_key(|o| o.node);
-    cx.overflow_nodes.shrink_to_fit();
+    Ok(((!full.load(Relaxed)).then_some(lists), all, nodes_in))
+}
 
+/// Checks all inodes: those in `lists`, or else group by group, `most` at a time.
+fn check_inodes(
+    cx: &Ctx<'_>,
+    lists: Option<state::Lists>,
+    nodes_in: &[AtomicU32],
+    most: u64,
+    valid: u64,
+    progress: &dyn Fn(&str, u64, u64),
+) -> Result<nodes::Sum, Doubt> {
     let mut sum = nodes::Sum::default();
     let total = nodes_in.iter().map(|c| u64::from(c.load(Relaxed))).sum::<u64>();
-    let shown = |inodes: u64| match o.data {
+    let shown = |inodes: u64| match cx.data {
         true => progress("data", cx.done.load(Relaxed), valid),
         false => progress("inodes", inodes.min(total), total),
     };
-    if full.load(Relaxed) {
-        drop(lists);
-        let mut before = 0;
-        for window in windows(&nodes_in, most) {
-            let here = |g: u32| u64::from(nodes_in[g as usize].load(Relaxed));
-            let lists = state::lists(&cx, |g| if window.contains(&g) { here(g) } else { 0 }, u64::MAX);
-            tables::slots_of(&cx, &window, &lists)?;
-            nodes::check(&cx, &mut sum, lists, &|done| shown(before + done))?;
-            before += window.map(here).sum::<u64>();
-        }
-    } else {
-        nodes::check(&cx, &mut sum, lists, &shown)?;
+    if let Some(lists) = lists {
+        nodes::check(cx, &mut sum, lists, &shown)?;
+        return Ok(sum);
     }
+    let mut before = 0;
+    for window in windows(nodes_in, most) {
+        let here = |g: u32| u64::from(nodes_in[g as usize].load(Relaxed));
+        let lists = state::lists(cx, |g| if window.contains(&g) { here(g) } else { 0 }, u64::MAX);
+        tables::slots_of(cx, &window, &lists)?;
+        nodes::check(cx, &mut sum, lists, &|done| shown(before + done))?;
+        before += window.map(here).sum::<u64>();
+    }
+    Ok(sum)
+}
 
+/// Compares what the inodes come to with what the tables, the directories and the headers say.
+fn both_sides(cx: &Ctx<'_>, sum: &mut nodes::Sum, owners: MultisetHash) -> Result<(), Doubt> {
     if sum.blocks != owners {
         return doubt("the owner tables and the inodes do not name the same blocks");
     }
@@ -143,19 +176,13 @@ fn run(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Result<Outc
     if cx.bitmaps.iter().filter_map(OnceLock::get).any(|g| g.left.iter().any(|w| w.load(Relaxed) != 0)) {
         return doubt("blocks are marked valid and not used");
     }
-    for h in m.domains.iter().filter_map(|d| d.header.as_ref()).filter(|h| h.tenant_root.get() > 0) {
+    for h in cx.m.domains.iter().filter_map(|d| d.header.as_ref()).filter(|h| h.tenant_root.get() > 0) {
         let e = home::entry(cx.store, InodeNo(h.tenant_root.get()).node());
         if !e.is_ok_and(|e| tenant::is_root(h, &e)) {
             return doubt("the directory of a tenant is not there");
         }
     }
-    tree::reaches_root(std::mem::take(&mut sum.dirs))?;
-    let mut outcome = sum.outcome;
-    outcome.report.usage.is_whole();
-    for f in &mut outcome.report.findings {
-        f.path = f.node.and_then(|n| home::path(InodeNo(n), |at| home::first_name(cx.store, at)));
-    }
-    Ok(outcome)
+    tree::reaches_root(std::mem::take(&mut sum.dirs))
 }
 
 /// Ranges of groups whose node blocks hold at most `most` nodes in use (more where one group alone does).

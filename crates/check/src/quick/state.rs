@@ -52,15 +52,16 @@ pub fn nothing_found(log: &Log) -> Result<(), Doubt> {
     }
 }
 
-/// A node in use, packed: address of its record's block (48 bits), index, flags; generation; number. 20 bytes.
+/// A node in use, packed: address of its record's block (48 bits), index, flags; generation; number; when its block was
+/// written. 24 bytes.
 #[derive(Clone, Copy)]
-pub struct Slot([u32; 5]);
+pub struct Slot([u32; 6]);
 
 impl Slot {
     /// The table entry `e` of `node`.
     pub fn new(node: NodeId, e: &NodeEntry) -> Self {
         let high = (e.addr.0 >> 32) as u32 & 0xffff | u32::from(e.index) << 16 | u32::from(e.flags) << 24;
-        Self([e.addr.0 as u32, high, e.generation, node.0 as u32, (node.0 >> 32) as u32])
+        Self([e.addr.0 as u32, high, e.generation, node.0 as u32, (node.0 >> 32) as u32, e.written])
     }
     pub fn addr(&self) -> u64 {
         u64::from(self.0[0]) | u64::from(self.0[1] & 0xffff) << 32
@@ -72,7 +73,8 @@ impl Slot {
         (self.0[1] >> 24) as u8
     }
     pub fn entry(&self) -> NodeEntry {
-        NodeEntry { addr: BlockAddr(self.addr()), index: self.index(), flags: self.flags(), generation: self.0[2] }
+        let (addr, generation, written) = (BlockAddr(self.addr()), self.0[2], self.0[5]);
+        NodeEntry { addr, index: self.index(), flags: self.flags(), generation, written }
     }
     pub fn node(&self) -> NodeId {
         NodeId(u64::from(self.0[3]) | u64::from(self.0[4]) << 32)

@@ -124,7 +124,8 @@ impl Writer<'_> {
                 self.builder.push(&bytes).ok_or(Error::TooBig)?
             }
         };
-        self.pending.push((r.node, NodeEntry { addr: BlockAddr(0), index, flags: r.flags, generation: r.generation }));
+        let (addr, written) = (BlockAddr(0), self.seq as u32);
+        self.pending.push((r.node, NodeEntry { addr, index, flags: r.flags, generation: r.generation, written }));
         Ok(())
     }
 

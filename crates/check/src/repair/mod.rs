@@ -224,6 +224,7 @@ pub fn close_journal(m: &Model, d: &Domain, h: DomainHeader) -> Result<()> {
         reset_journal: false,
         groups: Default::default(),
         recovered: Default::default(),
+        outdated: Default::default(),
         doubted: Default::default(),
     };
     write_header(m, &closed, h.flags.get() | CLEAN)?;

@@ -290,7 +290,7 @@ pub fn name_given_up(store: &Store, d: &Domain, log: &mut Log) {
         };
     }
     let lost = |(node, entry): (NodeId, Option<NodeEntry>)| {
-        let kept = entry.is_some_and(|e| d.entry(store, node).unwrap_or_default() == e);
+        let kept = entry.is_some_and(|e| d.entry(store, node).unwrap_or_default().is_same_record(&e));
         (!kept).then_some(node)
     };
     name(log, newest.into_iter().filter_map(lost).collect());

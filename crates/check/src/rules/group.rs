@@ -53,14 +53,11 @@ pub fn parse_group(
     upto: u64,
     image: &[u8],
 ) -> Group {
-    let (g, volume) = (store.geometry(), store.volume);
-    let start = g.group_start(number);
-    let blocks = store.group_blocks(number);
-    let pair_at = |addr: BlockAddr| &image[(addr.0 - start.0) as usize * BLOCK_BYTES..][..2 * BLOCK_BYTES];
+    let g = store.geometry();
     let mut group = Group {
         number,
         epoch,
-        blocks,
+        blocks: store.group_blocks(number),
         header_bad: false,
         segments: None,
         entries: Table::default(),
@@ -75,9 +72,33 @@ pub fn parse_group(
         written: Written::default(),
         counts_wrong: false,
     };
+    let image = Image { store, blocks: image, start: g.group_start(number) };
+    parse_header(&image, log, domain, &mut group);
+    parse_segments(&image, log, upto, &mut group);
+    (0..g.node_blocks()).for_each(|index| parse_nodes(&image, log, index, &mut group));
+    group
+}
 
+/// The metadata blocks of a group.
+struct Image<'a> {
+    store: &'a Store,
+    blocks: &'a [u8],
+    /// Where the first of them lies.
+    start: BlockAddr,
+}
+
+impl Image<'_> {
+    /// The pair at `addr`.
+    fn pair(&self, addr: BlockAddr) -> &[u8] {
+        &self.blocks[(addr.0 - self.start.0) as usize * BLOCK_BYTES..][..2 * BLOCK_BYTES]
+    }
+}
+
+/// The header of `group`, which says how long it is, and of which claim.
+fn parse_header(image: &Image<'_>, log: &mut Log, domain: u16, group: &mut Group) {
+    let (g, volume, number, epoch) = (image.store.geometry(), image.store.volume, group.number, group.epoch);
     let what = format_args!("header of group {number}");
-    let pair = pair_at(g.header_addr(number));
+    let pair = image.pair(g.header_addr(number));
     check_pair(log, &mut group.mend, pair, BlockKind::Group, volume, g.header_addr(number), what);
     match GroupHeader::from_pair(pair, volume, g.header_addr(number)) {
         Ok((_, _, h)) => {
@@ -101,10 +122,14 @@ pub fn parse_group(
             group.header_bad = true;
         }
     }
+}
 
+/// The segment table of `group`: the newest one that is not of a checkpoint after `upto`.
+fn parse_segments(image: &Image<'_>, log: &mut Log, upto: u64, group: &mut Group) {
+    let (g, volume, number) = (image.store.geometry(), image.store.volume, group.number);
     let what = format_args!("segment table of group {number}");
     let addr = g.segment_table_addr(number);
-    let pair = pair_at(addr);
+    let pair = image.pair(addr);
     let state = check_pair(log, &mut group.mend, pair, BlockKind::SegmentTable, volume, addr, what);
     group.segments_doubtful = state.damaged().is_some();
     match SegmentTable::decode_upto(pair, g.segments, volume, addr, upto) {
@@ -114,34 +139,31 @@ pub fn parse_group(
         }
         Err(e) => log.add(codes::SEGMENTS_LOST, None, format!("{what}: {e}")),
     }
+}
 
-    for index in 0..g.node_blocks() {
-        let addr = g.node_table_addr(number, index);
-        let pair = pair_at(addr);
-        let shown = format_args!("node table block {index} of group {number}");
-        let state = check_pair(log, &mut group.mend, pair, BlockKind::NodeTable, volume, addr, shown);
-        let old = group.lost_write(log, &state, g.node_table_index(index), codes::NODES_OLD, shown);
-        if old || state.damaged().is_some() {
-            group.doubtful.push(index);
-        }
-        group.entries_dirty[index as usize] |= old;
-        group.counts_wrong |= old;
-        match NodeTableBlock::decode(pair, volume, addr) {
-            Ok((_, _, entries)) => group.entries.push(entries),
-            Err(e) => {
-                log.add(
-                    codes::NODES_LOST,
-                    None,
-                    format!("node table block {index} of group {number}: {e}; nodes are looked for in the node blocks"),
-                );
-                let blank = NodeEntry { generation: LOST_GENERATION, ..NodeEntry::default() };
-                group.entries.push(vec![blank; NODES_PER_BLOCK as usize]);
-                group.entries_dirty[index as usize] = true;
-                group.lost.push(index);
-            }
+/// Node table block `index` of `group`, the one behind those that it has.
+fn parse_nodes(image: &Image<'_>, log: &mut Log, index: u32, group: &mut Group) {
+    let (g, volume, number) = (image.store.geometry(), image.store.volume, group.number);
+    let addr = g.node_table_addr(number, index);
+    let pair = image.pair(addr);
+    let shown = format_args!("node table block {index} of group {number}");
+    let state = check_pair(log, &mut group.mend, pair, BlockKind::NodeTable, volume, addr, shown);
+    let old = group.lost_write(log, &state, g.node_table_index(index), codes::NODES_OLD, shown);
+    if old || state.damaged().is_some() {
+        group.doubtful.push(index);
+    }
+    group.entries_dirty[index as usize] |= old;
+    group.counts_wrong |= old;
+    match NodeTableBlock::decode(pair, volume, addr) {
+        Ok((_, _, entries)) => group.entries.push(entries),
+        Err(e) => {
+            log.add(codes::NODES_LOST, None, format!("{shown}: {e}; nodes are looked for in the node blocks"));
+            let blank = NodeEntry { generation: LOST_GENERATION, ..NodeEntry::default() };
+            group.entries.push(vec![blank; NODES_PER_BLOCK as usize]);
+            group.entries_dirty[index as usize] = true;
+            group.lost.push(index);
         }
     }
-    group
 }
 
 /// What of an owner table holds.

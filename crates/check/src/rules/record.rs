@@ -7,6 +7,7 @@ use crate::report::{Bad, Checked};
 use braidfs_format::node::{NodeBlock, NodeEntry, NodeKind, NodeRecord};
 use braidfs_format::{BLOCK_BYTES, BlockAddr, InodeNo, NodeId};
 use braidfs_store::Store;
+use std::cmp::Ordering;
 
 /// The node block at `addr` is one.
 ///
@@ -19,15 +20,32 @@ pub fn node_block(block: &[u8], volume: u32, addr: BlockAddr) -> Checked<()> {
 /// The record of `node`, whose table entry is `entry`, in the node block `block`.
 ///
 /// # Errors
-/// [`codes::RECORD`] where it does not hold, or is of another node or generation.
+/// [`codes::RECORD`] where it does not hold, or is of another node or generation; [`codes::NODE_BLOCK_OLD`] and
+/// [`codes::ENTRY_OLD`] where it is that node's, and the block is not the one that the entry is about.
 pub fn record(block: &[u8], node: NodeId, entry: &NodeEntry) -> Checked<NodeRecord> {
     let r = NodeBlock::record(block, usize::from(entry.index)).map_err(corrupt(codes::RECORD))?;
     if (r.node, r.generation) == (node, entry.generation) {
-        return Ok(r);
+        return age(block, entry).map(|()| r);
     }
     let (index, addr, want) = (entry.index, entry.addr, entry.generation);
     let why = format!("record {index} of {addr} is of {} generation {}, not of {node} {want}", r.node, r.generation);
     Err(Bad::new(codes::RECORD, why))
+}
+
+/// `block` was written by the transaction that `entry` tells of. Where the same nodes lay in the same places before, nothing
+/// else tells an older block from the newest one.
+///
+/// # Errors
+/// [`codes::NODE_BLOCK_OLD`], [`codes::ENTRY_OLD`].
+pub fn age(block: &[u8], entry: &NodeEntry) -> Checked<()> {
+    let code = match entry.compare_block(block) {
+        Ordering::Equal => return Ok(()),
+        Ordering::Less => codes::NODE_BLOCK_OLD,
+        Ordering::Greater => codes::ENTRY_OLD,
+    };
+    let (addr, written, found) = (entry.addr, entry.written, NodeBlock::written(block));
+    let why = format!("{addr} is of transaction {found:#x}, the node table says {written:#x} (low halves)");
+    Err(Bad::new(code, why))
 }
 
 /// A node is an overflow node of `owner` of this kind.

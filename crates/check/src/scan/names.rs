@@ -211,7 +211,8 @@ fn check_entries_of(m: &mut Model, index: &mut LinkIndex, dir: InodeNo) {
 
 /// Records that came back with a lost node table block and that nothing names were deleted before.
 fn drop_unnamed(m: &mut Model) {
-    let mut recovered: Vec<NodeId> = m.domains.iter().flat_map(|d| d.recovered.iter().copied()).collect();
+    let found = |d: &Domain| d.recovered.difference(&d.outdated).copied().collect::<Vec<_>>();
+    let mut recovered: Vec<NodeId> = m.domains.iter().flat_map(found).collect();
     recovered.sort_unstable();
     // no inode has the number of an overflow node
     for node in recovered.into_iter().map(NodeId::inode) {
@@ -401,7 +402,7 @@ pub fn take_node(store: &Store, domain: &mut Domain) -> Option<(NodeId, u32)> {
         let slot = group.entries.free(from)?;
         Some((g.node(group.number, slot), group.entries.get(slot)?.generation.wrapping_add(1)))
     })?;
-    domain.set_entry(store, node, NodeEntry { addr: BlockAddr(0), index: 0, flags: USED, generation });
+    domain.set_entry(store, node, NodeEntry { addr: BlockAddr(0), index: 0, flags: USED, generation, written: 0 });
     Some((node, generation))
 }
 

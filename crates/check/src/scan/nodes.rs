@@ -8,10 +8,11 @@ use crate::collect::{Records, Source, checked};
 use crate::error::Result;
 use crate::model::inodes::Inodes;
 use crate::parts::domain::Domain;
+use crate::parts::ino::Ino;
 use crate::report::{Bad, Checked, Log};
 use crate::rules::{inode, record};
 use braidfs_format::inode::{Content, Inode};
-use braidfs_format::node::NodeKind;
+use braidfs_format::node::{NodeKind, NodeRecord};
 use braidfs_format::{Corrupt, InodeNo, NodeId};
 use braidfs_store::Store;
 
@@ -49,6 +50,16 @@ fn overflows(inode: &Inode) -> bool {
     !inode.link_nodes.is_empty() || !inode.xattr_nodes.is_empty() || matches!(inode.content, Content::Tree { .. })
 }
 
+/// `ino` as it is used where its newest record is lost and `r` is an older one: it may have got other names since, so that
+/// entries which name it are believed, and it is written anew.
+fn stand_in(domain: &Domain, r: &NodeRecord, mut ino: Ino) -> Ino {
+    if domain.outdated.contains(&r.node) {
+        ino.links_lost = true;
+        (ino.dirty.record, ino.dirty.links) = (true, true);
+    }
+    ino
+}
+
 /// Reads all nodes of `domain`. Inodes are checked as they come, those with overflow nodes at last; the findings are in
 /// the order of the numbers all the same.
 pub fn read(store: &Store, log: &mut Log, domain: &mut Domain, mut inodes: Inodes) -> Inodes {
@@ -66,7 +77,7 @@ pub fn read(store: &Store, log: &mut Log, domain: &mut Domain, mut inodes: Inode
         }
         let ino = match inode::decode(&r) {
             Ok(i) if overflows(&i) => return last.push(r.node.inode()),
-            Ok(i) => checked(&rules, store, &mut later, domain, (entry, &r, i), None),
+            Ok(i) => checked(&rules, store, &mut later, domain, (entry, &r, i), None).map(|i| stand_in(domain, &r, i)),
             Err(bad) => Err(bad),
         };
         match ino {
@@ -86,7 +97,7 @@ pub fn read(store: &Store, log: &mut Log, domain: &mut Domain, mut inodes: Inode
             let (entry, r) = records.get(node.node())?;
             let i = inode::decode(&r).map_err(|b| Corrupt::new("inode", b.why))?;
             let ino = checked(&rules, store, &mut later, domain, (entry, &r, i), Some(&mut from));
-            Ok(ino.map_err(|b| Corrupt::new("inode", b.why))?)
+            Ok(stand_in(domain, &r, ino.map_err(|b| Corrupt::new("inode", b.why))?))
         };
         match again() {
             Ok(ino) => inodes.add(node, ino),

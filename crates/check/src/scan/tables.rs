@@ -9,8 +9,9 @@ use braidfs_format::bat::BatEntry;
 use braidfs_format::geometry::{NODES_PER_BLOCK, SEGMENT_BLOCKS};
 use braidfs_format::group::{lost_table, table_sum};
 use braidfs_format::node::{NodeBlock, NodeEntry, NodeKind, OVERFLOW, USED};
-use braidfs_format::{BlockAddr, NodeId};
+use braidfs_format::{BlockAddr, InodeNo, NodeId};
 use braidfs_store::Store;
+use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 
 /// Blocks read at once in the search for records.
@@ -59,82 +60,175 @@ fn read_group(store: &Store, log: &mut Log, domain: u16, (number, epoch): (u32, 
 
 /// Makes entries of lost node table blocks again, and brings those of doubtful ones up to date (of all blocks with
 /// `doubt_all`): of all records of a node in valid node blocks of the domain, the newest counts. What was deleted may
-/// come back this way; the check of the namespace drops what nothing names.
+/// come back this way; the check of the namespace drops what nothing names. An entry of a table that is as new as it must be is
+/// believed where its block is the one that it tells of: what is newer was never committed. Where that block is an older
+/// one (found with `doubt_all`), the newest record that is left stands in for the one that was lost.
 pub fn recover_entries(store: &Store, log: &mut Log, domain: &mut Domain, doubt_all: bool) {
-    let g = store.geometry();
+    domain.outdated.clear();
     if !doubt_all && domain.groups.values().all(|g| g.lost.is_empty() && g.doubtful.is_empty()) {
         return;
     }
-    let asked = |domain: &Domain, node: NodeId| {
-        g.node_place(node).is_some_and(|(group, slot)| {
-            let index = slot / NODES_PER_BLOCK;
-            let has = |x: &Group| doubt_all || x.lost.contains(&index) || x.doubtful.contains(&index);
-            domain.groups.get(&group).is_some_and(has)
-        })
-    };
-    // Per node: version of its newest record, and the entry for it.
-    let mut best: HashMap<NodeId, (u64, NodeEntry)> = HashMap::new();
+    let mut search = Search { store, domain, doubt_all, best: HashMap::new() };
     let pointed: HashSet<BlockAddr> =
         domain.groups.values().flat_map(|g| g.entries.used()).map(|(_, e)| e.addr).collect();
-    let mut buf = AlignedBuf::zeroed(RUN_BLOCKS as usize * BLOCK_BYTES);
-    for group in domain.groups.values() {
+    domain.groups.values().for_each(|group| search.group(group, &pointed));
+    let Search { best, .. } = search;
+    let mut best: Vec<(NodeId, Found)> = best.into_iter().filter(|(_, f)| f.standing != Standing::Believed).collect();
+    best.sort_unstable_by_key(|b| b.0);
+    for (node, found) in best {
+        put(store, log, domain, doubt_all, node, &found);
+    }
+}
+
+/// What is known of a record's place in time. The later ones here go before the others, whatever version the records have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Standing {
+    /// It was found, and nothing more is known of it.
+    Found,
+    /// It lies in the block that the entry of its node tells of, and the entry is as new as it must be.
+    Believed,
+}
+
+/// The best record of a node so far.
+struct Found {
+    standing: Standing,
+    version: u64,
+    /// The entry for it.
+    entry: NodeEntry,
+    /// The block that the node's own entry names was found to be an older one.
+    own_is_old: bool,
+}
+
+impl Found {
+    fn rank(&self) -> (Standing, u32, u64) {
+        (self.standing, self.entry.generation, self.version)
+    }
+}
+
+/// The search for records of the nodes whose table entries are in doubt.
+struct Search<'a> {
+    store: &'a Store,
+    domain: &'a Domain,
+    doubt_all: bool,
+    best: HashMap<NodeId, Found>,
+}
+
+/// Whether the table block with the entry of `node` may be older than the volume, or is lost.
+fn is_table_doubted(store: &Store, domain: &Domain, node: NodeId) -> bool {
+    store.geometry().node_place(node).is_none_or(|(group, slot)| {
+        let index = slot / NODES_PER_BLOCK;
+        domain.groups.get(&group).is_none_or(|g| g.lost.contains(&index) || g.doubtful.contains(&index))
+    })
+}
+
+impl Search<'_> {
+    /// Looks at the blocks of `group` that are valid, and those that entries name (`pointed`).
+    fn group(&mut self, group: &Group, pointed: &HashSet<BlockAddr>) {
+        let g = self.store.geometry();
         let start = g.group_start(group.number).0;
         let is_valid = |at: u32| {
             let segment = group.segments.as_ref().and_then(|s| s.get((at / SEGMENT_BLOCKS) as usize));
             group.segments_doubtful || segment.is_none_or(|s| s.is_valid(at % SEGMENT_BLOCKS))
         };
         let wanted = |at: &u32| is_valid(*at) || pointed.contains(&BlockAddr(start + u64::from(*at)));
+        let mut buf = AlignedBuf::zeroed(RUN_BLOCKS as usize * BLOCK_BYTES);
         for first in (g.meta_blocks()..group.blocks).step_by(RUN_BLOCKS as usize) {
             let mut run = first..group.blocks.min(first + RUN_BLOCKS);
             let Some(from) = run.clone().find(wanted) else { continue };
             run = from..run.rfind(wanted).unwrap_or(from) + 1;
             let buf = &mut buf[..run.len() * BLOCK_BYTES];
             // one bad sector fails them all: block by block then
-            let whole = store.read(BlockAddr(start + u64::from(from)), buf).is_ok();
+            let whole = self.store.read(BlockAddr(start + u64::from(from)), buf).is_ok();
             for (at, block) in run.zip(buf.chunks_mut(BLOCK_BYTES)).filter(|(at, _)| wanted(at)) {
                 let addr = BlockAddr(start + u64::from(at));
-                if !whole && store.read(addr, block).is_err() {
-                    continue;
-                }
-                let Ok(n) = NodeBlock::check(block, store.volume, addr) else { continue };
-                for index in 0..n {
-                    let Ok(r) = NodeBlock::record(block, index) else { continue };
-                    if !asked(domain, r.node) {
-                        continue;
-                    }
-                    let own = domain.entry(store, r.node).unwrap_or_default();
-                    let is_own =
-                        own.used() && (own.addr, usize::from(own.index), own.generation) == (addr, index, r.generation);
-                    let deleted = !own.used() && own.generation != LOST_GENERATION && r.generation <= own.generation;
-                    if !is_own && (!is_valid(at) || deleted) {
-                        continue; // freed, or deleted as the table knows
-                    }
-                    if best.get(&r.node).is_none_or(|b| (r.generation, r.version) > (b.1.generation, b.0)) {
-                        let overflow = if r.kind == NodeKind::Inode { 0 } else { OVERFLOW };
-                        let flags = (r.flags & !OVERFLOW) | overflow | USED;
-                        let entry = NodeEntry { addr, index: index as u8, flags, generation: r.generation };
-                        best.insert(r.node, (r.version, entry));
-                    }
+                if whole || self.store.read(addr, block).is_ok() {
+                    self.block(addr, block, is_valid(at));
                 }
             }
         }
     }
-    // Those whose own entry names their newest record are right.
-    let place = |e: &NodeEntry| (e.addr, e.index, e.generation);
-    best.retain(|node, (_, entry)| {
-        domain.entry(store, *node).is_none_or(|own| !own.used() || place(&own) != place(entry))
-    });
-    let mut best: Vec<(NodeId, NodeEntry)> = best.into_iter().map(|(node, (_, entry))| (node, entry)).collect();
-    best.sort_unstable_by_key(|b| b.0);
-    for (node, entry) in best {
-        let own = domain.entry(store, node).unwrap_or_default();
-        if own.generation == LOST_GENERATION && !own.used() {
-            log.add(codes::NODES_LOST, Some(node), "found again in a node block");
-        } else {
-            let why = format!("a newer record lies in {}, the node table names {}", entry.addr, own.addr);
-            log.add(codes::ENTRY_OLD, Some(node), why);
+
+    fn block(&mut self, addr: BlockAddr, block: &[u8], valid: bool) {
+        let Ok(n) = NodeBlock::check(block, self.store.volume, addr) else { return };
+        for (index, r) in (0..n).filter_map(|i| Some((i as u8, NodeBlock::record(block, i).ok()?))) {
+            let Some((group, _)) = self.store.geometry().node_place(r.node) else { continue };
+            let doubted = is_table_doubted(self.store, self.domain, r.node);
+            if !self.domain.groups.contains_key(&group) || !(doubted || self.doubt_all) {
+                continue;
+            }
+            let own = self.domain.entry(self.store, r.node).unwrap_or_default();
+            let is_own = own.used() && (own.addr, own.index, own.generation) == (addr, index, r.generation);
+            let deleted = !own.used() && own.generation != LOST_GENERATION && r.generation <= own.generation;
+            if !is_own && (!valid || deleted) {
+                continue; // freed, or deleted as the table knows
+            }
+            let knows = own.used() && own.written != 0 && !doubted;
+            let age = own.compare_block(block);
+            if knows && !is_own && age == Ordering::Greater {
+                continue; // the table is not older: no transaction that wrote this was committed
+            }
+            let standing = if knows && is_own && age == Ordering::Equal { Standing::Believed } else { Standing::Found };
+            let overflow = if r.kind == NodeKind::Inode { 0 } else { OVERFLOW };
+            let flags = (r.flags & !OVERFLOW) | overflow | USED;
+            let written = NodeBlock::written(block);
+            let entry = NodeEntry { addr, index, flags, generation: r.generation, written };
+            let mut own_is_old = is_own && age == Ordering::Less;
+            let best = self.best.get_mut(&r.node);
+            own_is_old |= best.as_ref().is_some_and(|b| b.own_is_old);
+            let found = Found { standing, version: r.version, entry, own_is_old };
+            match best {
+                Some(b) if found.rank() <= b.rank() => b.own_is_old = own_is_old,
+                _ => drop(self.best.insert(r.node, found)),
+            }
         }
-        domain.set_entry(store, node, entry);
-        domain.recovered.insert(node);
+    }
+}
+
+/// The inode that the record where `entry` says belongs to, and what the record is.
+fn owner_of(store: &Store, entry: &NodeEntry) -> Option<(InodeNo, NodeKind)> {
+    let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
+    store.read(entry.addr, &mut block).ok()?;
+    NodeBlock::record(&block, usize::from(entry.index)).ok().map(|r| (r.owner, r.kind))
+}
+
+/// Makes the best record that was found the one that the entry of `node` names, and says so, where it is not.
+fn put(store: &Store, log: &mut Log, domain: &mut Domain, doubt_all: bool, node: NodeId, found: &Found) {
+    let own = domain.entry(store, node).unwrap_or_default();
+    let entry = found.entry;
+    let place = |e: &NodeEntry| (e.addr, e.index, e.generation);
+    let same = own.used() && place(&own) == place(&entry);
+    let age = own.compare_written(entry.written);
+    // before a replay the journal may tell of a newer block in this place
+    if same && (age == Ordering::Equal || !doubt_all) {
+        return;
+    }
+    let knows = own.used() && own.written != 0 && !is_table_doubted(store, domain, node);
+    let outdated = knows && !(same && age == Ordering::Greater);
+    // what an overflow node holds is part of its inode
+    let (owner, kind) = owner_of(store, &entry).unwrap_or((node.inode(), NodeKind::Inode));
+    let about = Some(owner.node());
+    let (addr, before, is, says) = (entry.addr, own.addr, entry.written, own.written);
+    if same {
+        let code = if age == Ordering::Less { codes::NODE_BLOCK_OLD } else { codes::ENTRY_OLD };
+        let why = format!("{node}: {addr} is of transaction {is:#x}, the node table says {says:#x} (low halves)");
+        log.add(code, about, why);
+    } else if outdated {
+        let code = if found.own_is_old { codes::NODE_BLOCK_OLD } else { codes::NODE_BLOCK };
+        let why = format!("{node}: its newest record, in {before}, is lost; the newest that is left lies in {addr}");
+        log.add(code, about, why);
+    } else if own.generation == LOST_GENERATION && !own.used() {
+        log.add(codes::NODES_LOST, Some(node), "found again in a node block");
+    } else {
+        let why = format!("a newer record lies in {addr}, the node table names {before}");
+        log.add(codes::ENTRY_OLD, Some(node), why);
+    }
+    domain.set_entry(store, node, entry);
+    domain.recovered.insert(node);
+    if outdated {
+        // blocks that it names may be others' by now
+        domain.recovered.insert(owner.node());
+        if matches!(kind, NodeKind::Inode | NodeKind::Links) {
+            domain.outdated.insert(owner.node());
+        }
     }
 }

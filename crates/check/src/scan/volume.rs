@@ -235,6 +235,7 @@ fn read_domains(m: &mut Model) {
             reset_journal: false,
             groups: BTreeMap::new(),
             recovered: Default::default(),
+            outdated: Default::default(),
             doubted: Default::default(),
         });
     }

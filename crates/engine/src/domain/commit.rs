@@ -149,7 +149,7 @@ impl Domain {
         let mut stray = tx.take_out();
         let mut node_facts = std::mem::take(&mut share.records);
         let nodes = std::mem::take(&mut stray.nodes);
-        self.pack(tx, nodes, true, &mut stray, &mut node_facts, 0)?;
+        self.pack(tx, nodes, true, &mut stray, &mut node_facts, self.pick_mlog())?;
         self.submit(std::mem::take(&mut stray.writes))?;
         share.free.append(&mut stray.free);
         share.dead.append(&mut stray.dead);
@@ -182,7 +182,7 @@ impl Domain {
                     fresh.remove(node);
                 }
                 drop(fresh);
-                if entry.used() && entry.addr != written {
+                if entry.used() && { entry.addr } != written {
                     // a reader that came late may have put back what lay there before
                     self.nodes.invalidate(entry.addr);
                     written = entry.addr;

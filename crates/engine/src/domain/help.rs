@@ -90,7 +90,8 @@ impl Domain {
             });
             records.push(Record::Live { addr, live: in_block.len() as u8 });
             for (n, index) in in_block.drain(..) {
-                let entry = NodeEntry { addr, index, flags: n.flags, generation: n.generation };
+                let written = tx.id.0 as u32;
+                let entry = NodeEntry { addr, index, flags: n.flags, generation: n.generation, written };
                 records.push(Record::Node { node: n.node, entry });
             }
             out.bytes += block.len();

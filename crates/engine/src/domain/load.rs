@@ -53,7 +53,9 @@ impl Domain {
             return match self.cells.get(ino) {
                 Some(c) => Ok(Some(c)),
                 None if self.nodes.get(ino.node())? != entry => self.find(ino),
-                None => Err(Corrupt::new("node table", format!("{ino} lies in {}, which is free", entry.addr)).into()),
+                None => {
+                    Err(Corrupt::new("node table", format!("{ino} lies in {}, which is free", { entry.addr })).into())
+                }
             };
         }
         match self.cells.insert_loaded(Arc::new(cell), before) {

@@ -180,9 +180,6 @@ pub struct Domain {
     pub counters: Counters,
     /// Fsyncs that wrote elsewhere for want of a commit ([`in_place`]).
     missed: CachePadded<AtomicU32>,
-    /// Round-robin over mlogs.
-    next_mlog: AtomicU32,
-    mlogs: usize,
     /// Cost of a transaction whose cells take an eighth of the cache, or a quarter of the domain's ceiling.
     pinned_max: AtomicUsize,
     /// Cost of a transaction up to which nobody who enters looks closely.
@@ -261,7 +258,6 @@ impl Domain {
         peers: Arc<dyn Peers>,
         layers: Layers,
         header: HeaderPair,
-        mlogs: u16,
     ) -> Self {
         let Layers { mut space, mut nodes, journal } = layers;
         let kept = header.header.tenant_flags.get() & KEPT_FOR_TENANTS != 0;
@@ -326,8 +322,6 @@ impl Domain {
             peers,
             counters: Counters::default(),
             missed: CachePadded::default(),
-            next_mlog: AtomicU32::new(0),
-            mlogs: usize::from(mlogs.max(1)),
             pinned_max: AtomicUsize::new(pinned_max),
             short,
         }
@@ -398,9 +392,9 @@ impl Domain {
         let (g, _) = self.store.geometry().node_place(node)?;
         self.peers.owner(g)
     }
-    /// An mlog for the next flush.
+    /// The mlog for what this thread writes next: its own, where nothing is to be said against that ([`Space::pick_log`]).
     pub fn pick_mlog(&self) -> usize {
-        self.next_mlog.fetch_add(1, Ordering::Relaxed) as usize % self.mlogs
+        self.space.pick_log(self.shared.unclaimed.load(Ordering::Relaxed) == 0)
     }
 
     /// Waits until the journal has room for another operation, doing the commit and checkpoint itself if need be; then

@@ -77,7 +77,7 @@ impl Domain {
         {
             return Err(why.into());
         }
-        let d = Self::new(id, store, shared, peers, Layers { space, nodes, journal }, header, mlogs);
+        let d = Self::new(id, store, shared, peers, Layers { space, nodes, journal }, header);
         d.durable.store(durable, std::sync::atomic::Ordering::Relaxed);
         if let Some((newest, tail)) = keep {
             // nothing is given up before the recovery transaction is durable

@@ -221,7 +221,10 @@ mod tests {
             }
             let (kind, temperature) = (SegmentKind::Data, Temperature::Warm);
             let alloc = Record::Alloc { addr, len: 2, kind, temperature, owner: node.inode(), lblk: u64::from(tx) };
-            [alloc, Record::Node { node, entry: NodeEntry { addr, index: 1, flags: USED, generation: tx } }]
+            [
+                alloc,
+                Record::Node { node, entry: NodeEntry { addr, index: 1, flags: USED, generation: tx, written: tx } },
+            ]
         };
         (1..300).map(|tx| (0..4).flat_map(|_| one(tx, rng)).collect()).collect()
     }

@@ -35,6 +35,7 @@ use braidfs_sync::slots::{Counter, PerSlot};
 use braidfs_sync::{Mutex, PassLock, PassPart, rank};
 use cache::{BlockCache, Kind};
 use slots::{Cursor, NodeGroup};
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -180,7 +181,7 @@ impl NodeTable {
             let group = self.store.geometry().group_of(entry.addr);
             let ours = self.store.geometry().contains(entry.addr, 1) && self.groups.read().contains_key(&group);
             if !ours || usize::from(entry.index) >= RECORDS_MAX {
-                let why = format!("{node}: record {} of {} is not of {}", entry.index, entry.addr, self.domain);
+                let why = format!("{node}: record {} of {} is not of {}", entry.index, { entry.addr }, self.domain);
                 return Err(Corrupt::new("node table entry", why).into());
             }
         }
@@ -200,7 +201,8 @@ impl NodeTable {
         self.quarantined.lock().insert(node);
     }
 
-    /// Reads the record that `entry` of `node` points to, and checks that it is that node's.
+    /// Reads the record that `entry` of `node` points to, and checks that it is that node's, in the block that the entry is
+    /// about and no older one.
     ///
     /// # Errors
     /// [`Error::NotFound`] where the entry is not used; `Corrupt`; of the device.
@@ -213,11 +215,27 @@ impl NodeTable {
         if record.node != node || record.generation != entry.generation {
             let why = format!(
                 "record {} of {} is {} generation {}, not {node} generation {}",
-                entry.index, entry.addr, record.node, record.generation, entry.generation
+                entry.index,
+                { entry.addr },
+                record.node,
+                record.generation,
+                { entry.generation }
             );
             return Err(Corrupt::new("node block", why).into());
         }
-        Ok(record)
+        // The same nodes may have lain in the same places before: an older block then has all that is asked for.
+        let lost = match entry.compare_block(&block) {
+            Ordering::Equal => return Ok(record),
+            Ordering::Less => "older",
+            Ordering::Greater => "newer",
+        };
+        let why = format!(
+            "{} is {lost} than the node table says of {node}: of transaction {:#x}, not {:#x} (low halves)",
+            { entry.addr },
+            NodeBlock::written(&block),
+            { entry.written }
+        );
+        Err(Corrupt::new("node block", why).into())
     }
 
     /// The block at `addr`, some bucket of a directory: they lie among the node blocks, and are read ahead with them.

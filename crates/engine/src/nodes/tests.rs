@@ -26,7 +26,7 @@ fn open_table(store: &Arc<Store>, groups: &[u32]) -> Result<NodeTable> {
 }
 
 fn entry(addr: u64, generation: u32) -> NodeEntry {
-    NodeEntry { addr: BlockAddr(addr), index: 1, flags: USED, generation }
+    NodeEntry { addr: BlockAddr(addr), index: 1, flags: USED, generation, written: 0 }
 }
 
 fn record(node: NodeId, generation: u32, payload: u8) -> NodeRecord {
@@ -191,9 +191,16 @@ fn records_are_read_and_checked() {
     assert_eq!(table.load(node, &e).unwrap(), record(node, 1));
     table.invalidate(BlockAddr(600));
     assert_eq!(table.load(node, &e).unwrap(), record(node, 2));
-    for wrong in
-        [NodeEntry { index: 0, ..e }, NodeEntry { index: 2, ..e }, entry(601, generation), entry(600, generation + 1)]
-    {
+    assert_eq!(table.load(node, &NodeEntry { written: 1, ..e }).unwrap(), record(node, 2));
+    for wrong in [
+        NodeEntry { index: 0, ..e },
+        NodeEntry { index: 2, ..e },
+        entry(601, generation),
+        entry(600, generation + 1),
+        // the block is older, and newer
+        NodeEntry { written: 2, ..e },
+        NodeEntry { written: u32::MAX, ..e },
+    ] {
         assert!(matches!(table.load(node, &wrong), Err(Error::Corrupt(_))), "{wrong:?}");
     }
     for i in 0..2000 {

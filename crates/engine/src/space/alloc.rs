@@ -90,7 +90,7 @@ impl Space {
     }
 
     /// A segment is no longer the active one of a log: it becomes anybody's.
-    fn leave(&self, seg: &SegmentRef) {
+    pub(super) fn leave(&self, seg: &SegmentRef) {
         seg.group.segments[seg.index as usize].state.lock().active = false;
         self.offer(seg);
     }

@@ -19,6 +19,7 @@
 //! independent logs those of Max (ATC '21, section 4.3).
 
 mod account;
+mod affinity;
 mod alloc;
 mod apply;
 mod bitmap;
@@ -55,7 +56,7 @@ use group::Group;
 pub(crate) use home_batch::HomeBatch;
 use limit::Limit;
 use paired::{Counts, Residency, TABLE_BLOCKS_MAX, table_blocks};
-use pool::{Mlog, Pool};
+use pool::{Affinity, Mlog, Pool};
 pub use run::{Class, Run};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -99,6 +100,8 @@ pub struct Space {
     journal: Option<Run>,
     groups: RwLock<BTreeMap<u32, Arc<Group>>, rank::SpaceGroups>,
     mlogs: Box<[CachePadded<Mutex<Mlog, rank::Mlog>>]>,
+    /// Which of them threads write to.
+    affinity: Affinity,
     pool: Mutex<Pool, rank::SegmentPool>,
     /// Unused − reserved.
     account: Account,
@@ -163,6 +166,7 @@ impl Space {
             journal,
             groups: RwLock::default(),
             mlogs: (0..mlogs.max(1)).map(|_| CachePadded::default()).collect(),
+            affinity: Affinity::default(),
             pool: Mutex::default(),
             account: Account::default(),
             limit: Limit::default(),

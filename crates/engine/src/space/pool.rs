@@ -1,10 +1,13 @@
-//! Segments without a used block, and segments with slack to recycle once there are none; those that a log is in.
+//! Segments without a used block, and segments with slack to recycle once there are none; those that a log is in; the logs that
+//! threads write to.
 
 use super::group::Group;
 use super::run::Class;
 use braidfs_format::group::SegmentKind;
+use braidfs_sync::slots::PerSlot;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 /// A segment of a group.
 #[derive(Debug, Clone)]
 pub(super) struct SegmentRef {
@@ -71,4 +74,34 @@ impl Pool {
 #[derive(Debug, Default)]
 pub(super) struct Mlog {
     pub active: [Option<SegmentRef>; Class::COUNT],
+}
+
+/// Home logs of threads, and whether there is only one log for all.
+#[derive(Debug, Default)]
+pub(super) struct Affinity {
+    /// By slot of threads: the home log, plus one; 0: none yet.
+    pub homes: PerSlot<AtomicU32>,
+    /// Who comes next gets this one.
+    next: AtomicU32,
+    /// Free segments are few. Changed under the pool's lock.
+    pub few: AtomicBool,
+    /// The other logs have given up their segments.
+    pub gathered: AtomicBool,
+}
+
+impl Affinity {
+    /// The home log of this thread, of `logs`.
+    pub fn home(&self, logs: usize) -> usize {
+        let mine = self.homes.mine();
+        let home = match mine.load(Relaxed) {
+            0 => {
+                // counts through all logs: two threads have one only where there are more threads than logs
+                let home = self.next.fetch_add(1, Relaxed) % logs as u32 + 1;
+                mine.store(home, Relaxed);
+                home
+            }
+            home => home,
+        };
+        (home as usize - 1) % logs
+    }
 }

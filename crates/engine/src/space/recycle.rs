@@ -14,7 +14,10 @@ const SMALL_DOMAIN: usize = 16;
 impl Space {
     /// Hands a segment back to the pool where it has no used block left.
     pub(super) fn offer(&self, seg: &SegmentRef) {
-        self.pool.lock().offer(seg);
+        let mut pool = self.pool.lock();
+        pool.offer(seg);
+        self.note_free(pool.len());
+        drop(pool);
         self.freed(seg);
     }
 
@@ -36,6 +39,7 @@ impl Space {
         let keep = usize::from(!last && class.temperature != Temperature::Cold && pool.segments >= SMALL_DOMAIN);
         while pool.len() > keep {
             let seg = pool.pop(class, from)?;
+            self.note_free(pool.len());
             if seg.group.segments[seg.index as usize].activate(class, |s| s.is_fresh() && !seg.group.is_closed()) {
                 return Some(seg);
             }

@@ -188,7 +188,7 @@ impl MountedVolume {
             let Ok(r) = braidfs_format::node::NodeBlock::record(&block, i) else { continue };
             // else a dead record of a number whose group has left the domain
             let Some(e) = d.nodes.look(r.node)? else { continue };
-            if !e.used() || e.addr != addr || usize::from(e.index) != i {
+            if !e.used() || { e.addr } != addr || usize::from(e.index) != i {
                 continue;
             }
             let Some(c) = d.find(r.owner)? else { continue };
