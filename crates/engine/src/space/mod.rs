@@ -31,8 +31,10 @@ mod init;
 mod limit;
 mod limited;
 pub(crate) mod paired;
+mod pairs_ahead;
 mod pool;
 mod recycle;
+mod replay;
 mod reserve;
 mod run;
 #[cfg(test)]
@@ -55,6 +57,7 @@ use group::Group;
 pub(crate) use home_batch::HomeBatch;
 use limit::Limit;
 use paired::{Counts, Residency, TABLE_BLOCKS_MAX, table_blocks};
+pub(crate) use pairs_ahead::PairsAhead;
 use pool::{Mlog, Pool};
 pub use run::{Class, Run};
 use std::collections::{BTreeMap, BTreeSet};
