@@ -317,6 +317,25 @@ fn replay<'r>(table: &NodeTable, records: impl IntoIterator<Item = &'r Record>) 
 }
 
 #[test]
+fn a_replay_reads_tables_in_runs_and_leaves_the_newest_entry() {
+    let (device, store) = fixture();
+    let table = open_table(&store, &GROUPS).unwrap();
+    let before = device.reads.load(Relaxed);
+    let in_block = |g: u32, b: u64| [2, 77, 253].map(|slot| NodeId(u64::from(g) * NODES / 2 + b * 254 + slot));
+    let nodes: Vec<NodeId> = GROUPS.iter().flat_map(|g| (0..8).flat_map(|b| in_block(*g, b))).collect();
+    let mut newest = table.newest();
+    for generation in 1..=3 {
+        for n in &nodes {
+            newest.set(*n, entry(100 + u64::from(generation), generation)).unwrap();
+        }
+    }
+    newest.bring_home().unwrap();
+    assert_eq!(device.reads.load(Relaxed) - before, 2, "one of each group");
+    assert_eq!(used(&table), nodes.iter().map(|n| (*n, entry(103, 3))).collect());
+    assert_eq!(table.free(), NODES - 2 - nodes.len() as u64);
+}
+
+#[test]
 fn foreign_nodes_are_corrupt() {
     let (_, store) = fixture();
     let table = open_table(&store, &GROUPS).unwrap();

@@ -342,6 +342,22 @@ fn replay(space: &Space, log: &[(TxId, Vec<Record>)]) -> Result<()> {
 }
 
 #[test]
+fn a_replay_reads_owner_tables_in_runs() {
+    let (device, store, journal) = fixture();
+    let space = Space::open(store, D, 1, &[0, 2], journal, None).unwrap();
+    let run = |addr| Run { addr: BlockAddr(addr), len: 2 };
+    let runs = [400, 510, 767, 900, 2048 + 100, 2048 + 300, 2048 + 600].map(run);
+    let records = runs.iter().zip(9..).map(|(r, owner)| alloc_record(*r, DATA, owner, 5)).collect();
+    let before = device.reads.load(Relaxed);
+    replay(&space, &[(TxId(1), records)]).unwrap();
+    assert_eq!(device.reads.load(Relaxed) - before, 2, "one of each group");
+    for (r, owner) in runs.iter().zip(9..) {
+        let owners = blocks(*r).map(|b| space.owner(BlockAddr(b)).unwrap());
+        assert!(owners.map(|o| (o.node.0, o.lblk)).eq([(owner, 5), (owner, 6)]), "{r:?}");
+    }
+}
+
+#[test]
 fn foreign_runs_are_corrupt() {
     let (_, store, journal) = fixture();
     let space = Space::open(store.clone(), D, 1, &[0, 2], journal, None).unwrap();
