@@ -97,7 +97,7 @@ pub fn run(data: &[u8]) {
     if how % 4 == 0 {
         body.extend_from_slice(input.0);
     } else {
-        chunk.records.iter().for_each(|r| r.encode(&mut body));
+        chunk.records.iter().for_each(|r| r.to_owned().encode(&mut body));
         for _ in 0..16 {
             if input.is_empty() {
                 break;
@@ -118,10 +118,10 @@ pub fn run(data: &[u8]) {
         let mut changed = false;
         let mut body = Vec::new();
         for r in &commit.records {
-            match r {
-                Record::Part { pos, .. } if *pos == chunk.pos => {
+            match r.to_owned() {
+                Record::Part { pos, .. } if pos == chunk.pos => {
                     changed = true;
-                    Record::Part { pos: *pos, crc }.encode(&mut body);
+                    Record::Part { pos, crc }.encode(&mut body);
                 }
                 other => other.encode(&mut body),
             }

@@ -525,7 +525,7 @@ impl Dump {
             match chunk {
                 Ok(c) => {
                     line!(o, "{:?} chunk at {pos}, {} blocks, {}, stream {}{old}", c.kind, c.blocks, c.tx, c.stream);
-                    c.records.iter().for_each(|r| line!(o, "  {}", show_journal(r)));
+                    c.records.iter().for_each(|r| line!(o, "  {}", show_journal(&r.to_owned())));
                 }
                 Err(e) => line!(o, "chunk at {pos}: {e}{old}"),
             }

@@ -8,7 +8,7 @@ use crate::aligned::AlignedBuf;
 use crate::flush::FlushGate;
 use crate::open::{self, OpenError};
 use crate::range::RangeLock;
-use crate::rw::{Gather, MAX_PIECES, read_exact_at};
+use crate::rw::{Gather, read_exact_at};
 use crate::uring::{self, RingPool};
 use crate::{BLOCK_BYTES, Device, WriteOp, blkdev, check_discard, check_ops, check_range};
 use braidfs_sync::device::Mutex;
@@ -19,7 +19,7 @@ use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl, fd
 use rustix::io::{Errno, retry_on_intr};
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
-use std::io::{self, IoSlice};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -302,21 +302,9 @@ impl FileDevice {
                 Some(copy) => Cow::Owned(vec![&copy[..]]),
                 None => Cow::Borrowed(&op.bufs),
             };
-            self.gather(op.block, &bufs, &mut writes);
+            Gather::add(&mut writes, op.block * BLOCK_BYTES as u64, &bufs);
         }
         write(&mut writes)
-    }
-
-    /// Appends `op` to `out` as writes that the kernel takes whole.
-    fn gather<'a>(&self, block: u64, bufs: &[&'a [u8]], out: &mut Vec<Gather<'a>>) {
-        let mut offset = block * BLOCK_BYTES as u64;
-        for bufs in bufs.chunks(MAX_PIECES) {
-            let bytes = bufs.iter().map(|b| b.len()).sum();
-            if bytes > 0 {
-                out.push(Gather { offset, bytes, bufs: bufs.iter().map(|b| IoSlice::new(b)).collect() });
-            }
-            offset += bytes as u64;
-        }
     }
 }
 

@@ -15,7 +15,33 @@ pub(crate) struct Gather<'a> {
     pub(crate) bufs: Vec<IoSlice<'a>>,
 }
 
-impl Gather<'_> {
+/// Bytes from which on a write is not made longer by the next one: several are under way at a time.
+const JOIN_BYTES: usize = 1 << 19;
+
+impl<'a> Gather<'a> {
+    /// Appends `bufs`, which go to `offset`, as writes that the kernel takes whole. Where they lie behind the last one of
+    /// `all`, they lengthen it: a commit writes many single blocks side by side, and each request costs as much as some
+    /// blocks do.
+    pub(crate) fn add(all: &mut Vec<Gather<'a>>, mut offset: u64, bufs: &[&'a [u8]]) {
+        for bufs in bufs.chunks(MAX_PIECES) {
+            let bytes: usize = bufs.iter().map(|b| b.len()).sum();
+            let slices = bufs.iter().map(|b| IoSlice::new(b));
+            match all.last_mut() {
+                Some(last)
+                    if last.offset + last.bytes as u64 == offset
+                        && last.bytes + bytes <= JOIN_BYTES
+                        && last.bufs.len() + bufs.len() <= MAX_PIECES =>
+                {
+                    last.bytes += bytes;
+                    last.bufs.extend(slices);
+                }
+                _ if bytes > 0 => all.push(Gather { offset, bytes, bufs: slices.collect() }),
+                _ => {}
+            }
+            offset += bytes as u64;
+        }
+    }
+
     /// Writes all but the first `done` bytes.
     pub(crate) fn finish(&mut self, fd: BorrowedFd<'_>, mut done: usize) -> io::Result<()> {
         let mut left = &mut self.bufs[..];
@@ -52,4 +78,36 @@ pub(crate) fn read_exact_at(fd: impl AsFd, mut buf: &mut [u8], mut offset: u64) 
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is written where, and by how many writes, is what was asked for.
+    #[test]
+    fn neighbours_are_one_write() {
+        let bytes: Vec<u8> = (0..1 << 21).map(|i: usize| (i / 4096 % 251) as u8).collect();
+        let block = |i: usize| &bytes[i * 4096..(i + 1) * 4096];
+        let mut all = Vec::new();
+        // side by side, in front of these, behind a hole; nothing
+        for (at, from, n) in [(10, 0, 1), (11, 1, 2), (9, 3, 1), (20, 4, 1), (21, 5, 0), (21, 5, 1)] {
+            let bufs: Vec<&[u8]> = (from..from + n).map(block).collect();
+            Gather::add(&mut all, at * 4096, &bufs);
+        }
+        let told: Vec<(u64, usize)> = all.iter().map(|g| (g.offset / 4096, g.bytes / 4096)).collect();
+        assert_eq!(told, [(10, 3), (9, 1), (20, 2)]);
+        let content: Vec<u8> = all.iter().flat_map(|g| g.bufs.iter().map(|b| b[0])).collect();
+        assert_eq!(content, [0, 1, 2, 3, 4, 5]);
+        // no longer than is good, and of no more pieces than the kernel takes
+        let mut all = Vec::new();
+        (0..300).for_each(|i| Gather::add(&mut all, i as u64 * 4096, &[block(i)]));
+        assert_eq!(
+            all.iter().map(|g| g.bytes).collect::<Vec<_>>(),
+            [JOIN_BYTES, JOIN_BYTES, 300 * 4096 - 2 * JOIN_BYTES]
+        );
+        let mut all = Vec::new();
+        (0..3 * MAX_PIECES).for_each(|i| Gather::add(&mut all, i as u64, &[&bytes[..1]]));
+        assert!(all.iter().all(|g| g.bufs.len() == MAX_PIECES) && all.len() == 3);
+    }
 }

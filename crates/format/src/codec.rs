@@ -13,6 +13,7 @@ pub struct Reader<'a> {
 macro_rules! get {
     ($($name:ident: $t:ty),*) => {$(
         #[doc = concat!("The next `", stringify!($t), "`, little-endian.")]
+        #[inline]
         pub fn $name(&mut self) -> Result<$t, Corrupt> {
             let b = self.bytes(size_of::<$t>())?;
             let mut a = [0u8; size_of::<$t>()];
@@ -28,6 +29,7 @@ impl<'a> Reader<'a> {
         Self { buf, pos: 0, what }
     }
     /// Bytes not yet read.
+    #[inline]
     pub fn left(&self) -> usize {
         self.buf.len() - self.pos
     }
@@ -36,13 +38,32 @@ impl<'a> Reader<'a> {
         self.pos
     }
     /// The next `n` bytes.
+    #[inline]
     pub fn bytes(&mut self, n: usize) -> Result<&'a [u8], Corrupt> {
         if n > self.left() {
-            return Err(Corrupt::new(self.what, format!("ends at byte {} where {n} more are due", self.pos)));
+            return Err(self.ends_early(n));
         }
         let b = &self.buf[self.pos..self.pos + n];
         self.pos += n;
         Ok(b)
+    }
+    /// The next `N` bytes.
+    ///
+    /// # Errors
+    /// [`Corrupt`] where there are fewer.
+    #[inline]
+    pub fn array<const N: usize>(&mut self) -> Result<&'a [u8; N], Corrupt> {
+        match self.buf[self.pos..].first_chunk() {
+            Some(b) => {
+                self.pos += N;
+                Ok(b)
+            }
+            None => Err(self.ends_early(N)),
+        }
+    }
+    #[cold]
+    fn ends_early(&self, n: usize) -> Corrupt {
+        Corrupt::new(self.what, format!("ends at byte {} where {n} more are due", self.pos))
     }
     /// An error about this record.
     pub fn bad(&self, why: impl Into<String>) -> Corrupt {

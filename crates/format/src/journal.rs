@@ -7,7 +7,7 @@
 
 use crate::codec::{Put, Reader};
 use crate::group::{SegmentKind, Temperature};
-use crate::node::{NodeEntry, NodeRecord};
+use crate::node::{NodeEntry, NodeRecord, NodeRecordRef, REMOTE};
 use crate::{BLOCK_BYTES, BlockAddr, Corrupt, DomainId, InodeNo, NodeId, TxId};
 
 /// `BRJL`, the first four bytes of a chunk.
@@ -47,7 +47,7 @@ pub struct Chunk {
     /// CRC-32C of the chunk.
     pub crc: u32,
     /// In the order in which they are to be replayed.
-    pub records: Vec<Record>,
+    pub records: Records,
 }
 
 /// One fact in a chunk. Each sets a state, so applying it twice changes nothing.
@@ -193,52 +193,316 @@ impl Record {
     /// # Errors
     /// [`Corrupt`].
     pub fn decode(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
-        Ok(match r.u8()? {
-            1 => Self::Node {
-                node: NodeId(r.u64()?),
-                entry: NodeEntry {
-                    addr: BlockAddr(r.u48()?),
-                    index: r.u8()?,
-                    flags: r.u8()?,
-                    generation: r.u32()?,
-                    written: 0,
-                },
-            },
-            2 => Self::Alloc {
-                addr: BlockAddr(r.u48()?),
-                len: r.u32()?,
-                kind: SegmentKind::from_u8(r.u8()?)?,
-                temperature: Temperature::from_u8(r.u8()?)?,
-                owner: InodeNo(r.u48()?),
-                lblk: r.u48()?,
-            },
-            3 => Self::Free { addr: BlockAddr(r.u48()?), len: r.u32()? },
-            4 => Self::Live { addr: BlockAddr(r.u48()?), live: r.u8()? },
+        RecordRef::decode(r).map(|r| r.to_owned())
+    }
+}
+
+/// A [`Record`] whose variable part lies where it was read: a journal has millions of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RecordRef<'a> {
+    /// [`Record::Node`], [`Record::Alloc`], [`Record::Free`] or [`Record::Live`].
+    Table(TableRecord),
+    /// [`Record::Remote`].
+    Remote {
+        /// The directory that the entry is in.
+        dir: InodeNo,
+        /// The inode it names or named.
+        child: InodeNo,
+        /// That inode's generation.
+        generation: u32,
+        /// The name of the entry.
+        name: &'a [u8],
+    },
+    /// [`Record::Orphans`].
+    Orphans(Numbers<'a>),
+    /// [`Record::Full`].
+    Full(NodeRecordRef<'a>),
+    /// [`Record::Sums`].
+    Sums {
+        /// The first of the blocks.
+        addr: BlockAddr,
+        /// CRC-32C per block.
+        sums: Sums<'a>,
+    },
+    /// [`Record::Part`].
+    Part {
+        /// Where the chunk lies.
+        pos: u64,
+        /// CRC-32C of the chunk.
+        crc: u32,
+    },
+    /// [`Record::After`].
+    After(TxId),
+}
+
+/// What a record sets in the tables of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TableRecord {
+    /// [`Record::Node`].
+    Node {
+        /// The node's number.
+        node: NodeId,
+        /// Its new entry.
+        entry: NodeEntry,
+    },
+    /// [`Record::Alloc`].
+    Alloc {
+        /// The first of the blocks.
+        addr: BlockAddr,
+        /// How many there are.
+        len: u32,
+        /// What the segment is used for.
+        kind: SegmentKind,
+        /// Temperature of the log.
+        temperature: Temperature,
+        /// Inode that owns them, 0 for node blocks.
+        owner: InodeNo,
+        /// Logical block of the first.
+        lblk: u64,
+    },
+    /// [`Record::Free`].
+    Free {
+        /// The first of the blocks.
+        addr: BlockAddr,
+        /// How many there are.
+        len: u32,
+    },
+    /// [`Record::Live`].
+    Live {
+        /// The node block.
+        addr: BlockAddr,
+        /// How many records.
+        live: u8,
+    },
+}
+
+/// Encoded inode numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Numbers<'a>(&'a [u8]);
+
+impl<'a> Numbers<'a> {
+    /// The numbers, in their order.
+    pub fn iter(self) -> impl Iterator<Item = InodeNo> + 'a {
+        self.0.chunks_exact(8).map(|b| InodeNo(u64::from_le_bytes(b.try_into().unwrap_or_default())))
+    }
+}
+
+/// Encoded checksums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sums<'a>(&'a [u8]);
+
+impl<'a> Sums<'a> {
+    /// How many there are.
+    pub fn len(self) -> usize {
+        self.0.len() / 4
+    }
+    /// Whether there is none.
+    pub fn is_empty(self) -> bool {
+        self.0.is_empty()
+    }
+    /// The checksums, in the order of the blocks.
+    pub fn iter(self) -> impl Iterator<Item = u32> + 'a {
+        self.0.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap_or_default()))
+    }
+    /// At most `most` of them, from number `first` on.
+    pub fn part(self, first: usize, most: usize) -> Self {
+        let from = first.min(self.len());
+        Self(&self.0[4 * from..4 * (from + most.min(self.len() - from))])
+    }
+}
+
+/// The first `N` bytes from `at` on, as a number.
+#[inline]
+fn number<const N: usize>(bytes: &[u8], at: usize) -> u64 {
+    let mut all = [0; 8];
+    all[..N].copy_from_slice(&bytes[at..at + N]);
+    u64::from_le_bytes(all)
+}
+
+impl<'a> RecordRef<'a> {
+    /// # Errors
+    /// [`Corrupt`].
+    #[inline]
+    pub fn decode(r: &mut Reader<'a>) -> Result<Self, Corrupt> {
+        let kind = r.u8()?;
+        // nearly all records are of this kind
+        if kind == 1 {
+            let b: &[u8; 20] = r.array()?;
+            let (addr, generation) = (BlockAddr(number::<6>(b, 8)), number::<4>(b, 16) as u32);
+            let entry = NodeEntry { addr, index: b[14], flags: b[15], generation, written: 0 };
+            return Ok(Self::Table(TableRecord::Node { node: NodeId(number::<8>(b, 0)), entry }));
+        }
+        Self::decode_other(kind, r)
+    }
+
+    fn decode_other(kind: u8, r: &mut Reader<'a>) -> Result<Self, Corrupt> {
+        Ok(match kind {
+            2 => {
+                let b: &[u8; 24] = r.array()?;
+                Self::Table(TableRecord::Alloc {
+                    addr: BlockAddr(number::<6>(b, 0)),
+                    len: number::<4>(b, 6) as u32,
+                    kind: SegmentKind::from_u8(b[10])?,
+                    temperature: Temperature::from_u8(b[11])?,
+                    owner: InodeNo(number::<6>(b, 12)),
+                    lblk: number::<6>(b, 18),
+                })
+            }
+            3 => {
+                let b: &[u8; 10] = r.array()?;
+                Self::Table(TableRecord::Free { addr: BlockAddr(number::<6>(b, 0)), len: number::<4>(b, 6) as u32 })
+            }
+            4 => {
+                let b: &[u8; 7] = r.array()?;
+                Self::Table(TableRecord::Live { addr: BlockAddr(number::<6>(b, 0)), live: b[6] })
+            }
             5 => {
                 let (dir, child, generation) = (InodeNo(r.u64()?), InodeNo(r.u64()?), r.u32()?);
                 let n = usize::from(r.u8()?);
-                Self::Remote { dir, child, generation, name: r.bytes(n)?.into() }
+                Self::Remote { dir, child, generation, name: r.bytes(n)? }
             }
             6 => {
                 let n = r.u32()? as usize;
                 if n > r.left() / 8 {
                     return Err(r.bad(format!("{n} orphans")));
                 }
-                Self::Orphans((0..n).map(|_| r.u64().map(InodeNo)).collect::<Result<_, _>>()?)
+                Self::Orphans(Numbers(r.bytes(8 * n)?))
             }
-            7 => Self::Full(NodeRecord::decode(r)?),
+            7 => Self::Full(NodeRecordRef::decode(r)?),
             8 => {
                 let addr = BlockAddr(r.u48()?);
                 let n = r.u32()? as usize;
                 if n > r.left() / 4 {
                     return Err(r.bad(format!("{n} checksums")));
                 }
-                Self::Sums { addr, sums: (0..n).map(|_| r.u32()).collect::<Result<_, _>>()? }
+                Self::Sums { addr, sums: Sums(r.bytes(4 * n)?) }
             }
             9 => Self::Part { pos: r.u64()?, crc: r.u32()? },
             10 => Self::After(TxId(r.u64()?)),
             k => return Err(r.bad(format!("unknown record {k}"))),
         })
+    }
+
+    /// The same, with memory of its own.
+    pub fn to_owned(&self) -> Record {
+        match *self {
+            Self::Table(TableRecord::Node { node, entry }) => Record::Node { node, entry },
+            Self::Table(TableRecord::Alloc { addr, len, kind, temperature, owner, lblk }) => {
+                Record::Alloc { addr, len, kind, temperature, owner, lblk }
+            }
+            Self::Table(TableRecord::Free { addr, len }) => Record::Free { addr, len },
+            Self::Table(TableRecord::Live { addr, live }) => Record::Live { addr, live },
+            Self::Remote { dir, child, generation, name } => {
+                Record::Remote { dir, child, generation, name: name.into() }
+            }
+            Self::Orphans(numbers) => Record::Orphans(numbers.iter().collect()),
+            Self::Full(r) => Record::Full(r.to_owned()),
+            Self::Sums { addr, sums } => Record::Sums { addr, sums: sums.iter().collect() },
+            Self::Part { pos, crc } => Record::Part { pos, crc },
+            Self::After(tx) => Record::After(tx),
+        }
+    }
+}
+
+impl Record {
+    /// What the record sets in the tables of a group, where it does.
+    pub fn table(&self) -> Option<TableRecord> {
+        match *self {
+            Self::Node { node, entry } => Some(TableRecord::Node { node, entry }),
+            Self::Alloc { addr, len, kind, temperature, owner, lblk } => {
+                Some(TableRecord::Alloc { addr, len, kind, temperature, owner, lblk })
+            }
+            Self::Free { addr, len } => Some(TableRecord::Free { addr, len }),
+            Self::Live { addr, live } => Some(TableRecord::Live { addr, live }),
+            _ => None,
+        }
+    }
+}
+
+/// The records of a chunk, encoded as the journal has them: no count in them takes more memory than the bytes that came with it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Records {
+    bytes: Box<[u8]>,
+    count: usize,
+    /// The transaction that tells of them.
+    tx: TxId,
+    /// Each is nothing but what it sets in the tables of a group.
+    tables_only: bool,
+}
+
+impl Records {
+    /// All records that `bytes` are, of the transaction `tx`.
+    ///
+    /// # Errors
+    /// [`Corrupt`] where one does not hold.
+    pub fn new(bytes: &[u8], tx: TxId) -> Result<Self, Corrupt> {
+        let mut r = Reader::new(bytes, "journal record");
+        let (mut count, mut tables_only) = (0, true);
+        while r.left() > 0 {
+            tables_only &= match RecordRef::decode(&mut r)? {
+                RecordRef::Table(TableRecord::Node { entry, .. }) => entry.flags & REMOTE == 0,
+                other => matches!(other, RecordRef::Table(_)),
+            };
+            count += 1;
+        }
+        Ok(Self { bytes: bytes.into(), count, tx, tables_only })
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Whether none of them says anything beside tables, and none is the entry of an inode with a parent in another domain.
+    pub fn is_tables_only(&self) -> bool {
+        self.tables_only
+    }
+
+    /// In the order in which they are to be replayed.
+    pub fn iter(&self) -> RecordIter<'_> {
+        RecordIter(Reader::new(&self.bytes, "journal record"), self.tx)
+    }
+}
+
+impl std::fmt::Debug for Records {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self).finish()
+    }
+}
+
+impl<'a> IntoIterator for &'a Records {
+    type Item = RecordRef<'a>;
+    type IntoIter = RecordIter<'a>;
+    fn into_iter(self) -> RecordIter<'a> {
+        self.iter()
+    }
+}
+
+/// Iterator over [`Records`].
+#[derive(Debug, Clone)]
+pub struct RecordIter<'a>(Reader<'a>, TxId);
+
+impl<'a> Iterator for RecordIter<'a> {
+    type Item = RecordRef<'a>;
+    #[inline]
+    fn next(&mut self) -> Option<RecordRef<'a>> {
+        if self.0.left() == 0 {
+            return None;
+        }
+        // `Records::new` has seen that each holds
+        let mut record = RecordRef::decode(&mut self.0).ok()?;
+        if let RecordRef::Table(TableRecord::Node { entry, .. }) = &mut record
+            && entry.used()
+        {
+            // a transaction tells of the node blocks that it wrote itself
+            entry.written = self.1.0 as u32;
+        }
+        Some(record)
     }
 }
 
@@ -337,17 +601,6 @@ pub fn decode_chunk(buf: &[u8], volume: u32, domain: DomainId, pos: u64) -> Resu
     if CHUNK_HEADER_BYTES + len > bytes {
         return Err(bad("records longer than the chunk"));
     }
-    let mut body = Reader::new(&buf[CHUNK_HEADER_BYTES..CHUNK_HEADER_BYTES + len], "journal record");
-    let mut records = Vec::new();
-    while body.left() > 0 {
-        let mut record = Record::decode(&mut body)?;
-        if let Record::Node { entry, .. } = &mut record
-            && entry.used()
-        {
-            // a transaction tells of the node blocks that it wrote itself
-            entry.written = tx.0 as u32;
-        }
-        records.push(record);
-    }
+    let records = Records::new(&buf[CHUNK_HEADER_BYTES..CHUNK_HEADER_BYTES + len], tx)?;
     Ok(Chunk { kind, domain, pos, tx, stream, blocks, crc, records })
 }

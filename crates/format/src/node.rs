@@ -189,6 +189,33 @@ impl NodeRecord {
     /// # Errors
     /// [`Corrupt`] where the bytes end early or the kind is none.
     pub fn decode(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
+        NodeRecordRef::decode(r).map(|r| r.to_owned())
+    }
+}
+
+/// A [`NodeRecord`] whose payload lies where it was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeRecordRef<'a> {
+    /// Number of the node that this is the record of.
+    pub node: NodeId,
+    /// Generation of the slot.
+    pub generation: u32,
+    /// What the payload is.
+    pub kind: NodeKind,
+    /// Flags of the node table entry ([`USED`] and so on).
+    pub flags: u8,
+    /// The inode that an overflow node belongs to; for an inode itself.
+    pub owner: InodeNo,
+    /// As [`NodeRecord::version`].
+    pub version: u64,
+    /// The encoded content.
+    pub payload: &'a [u8],
+}
+
+impl<'a> NodeRecordRef<'a> {
+    /// # Errors
+    /// [`Corrupt`] where the bytes end early or the kind is none.
+    pub fn decode(r: &mut Reader<'a>) -> Result<Self, Corrupt> {
         let node = NodeId(r.u64()?);
         let owner = InodeNo(r.u64()?);
         let version = r.u64()?;
@@ -199,7 +226,13 @@ impl NodeRecord {
         if len > PAYLOAD_MAX {
             return Err(r.bad(format!("payload of {len} bytes")));
         }
-        Ok(Self { node, generation, kind, flags, owner, version, payload: r.bytes(len)?.to_vec() })
+        Ok(Self { node, generation, kind, flags, owner, version, payload: r.bytes(len)? })
+    }
+
+    /// The same, with a payload of its own.
+    pub fn to_owned(&self) -> NodeRecord {
+        let Self { node, generation, kind, flags, owner, version, payload } = *self;
+        NodeRecord { node, generation, kind, flags, owner, version, payload: payload.to_vec() }
     }
 }
 

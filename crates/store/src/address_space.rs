@@ -6,6 +6,7 @@ use braidfs_device::{BLOCK_BYTES, Device, WriteOp};
 use braidfs_format::super_block::SuperBlock;
 use braidfs_format::{BlockAddr, Corrupt, Geometry};
 use braidfs_sync::phases::{self, Phase};
+use braidfs_sync::slots::Counter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -20,6 +21,8 @@ pub struct Store {
     groups: AtomicU32,
     /// Low half of the UUID.
     pub volume: u32,
+    /// Bytes that were asked for, read or written.
+    asked: Counter,
 }
 
 impl Store {
@@ -51,7 +54,7 @@ impl Store {
             members.add(dev, d, geometry);
         }
         let groups = AtomicU32::new(geometry.groups);
-        Ok(Self { members, opened: geometry, groups, volume: sb.volume_id() })
+        Ok(Self { members, opened: geometry, groups, volume: sb.volume_id(), asked: Counter::default() })
     }
 
     /// Sizes of the volume, as they are now: of two calls the later one may tell of more groups.
@@ -116,6 +119,7 @@ impl Store {
     /// Of the device, or an address outside the volume.
     pub fn read(&self, addr: BlockAddr, buf: &mut [u8]) -> Result<()> {
         let (d, b) = self.place(addr, (buf.len() / BLOCK_BYTES) as u64)?;
+        self.asked.add(buf.len() as i64);
         let _phase = phases::enter(Phase::Read);
         self.device(d).read(b, buf).map_err(Error::Io)
     }
@@ -126,6 +130,7 @@ impl Store {
     /// As [`Self::read`].
     pub fn write(&self, addr: BlockAddr, buf: &[u8]) -> Result<()> {
         let (d, b) = self.place(addr, (buf.len() / BLOCK_BYTES) as u64)?;
+        self.asked.add(buf.len() as i64);
         let _phase = phases::enter(Phase::Write);
         self.device(d).write(b, buf).map_err(Error::Io)
     }
@@ -152,14 +157,17 @@ impl Store {
         write: impl Fn(&dyn Device, &[WriteOp<'_>]) -> std::io::Result<()>,
     ) -> Result<()> {
         let mut per: Vec<Vec<WriteOp<'_>>> = Vec::new();
+        let mut bytes = 0;
         for (addr, bufs) in ops {
             let blocks = bufs.iter().map(|b| b.len()).sum::<usize>() / BLOCK_BYTES;
+            bytes += blocks * BLOCK_BYTES;
             let (d, block) = self.place(*addr, blocks as u64)?;
             if per.len() <= d {
                 per.resize(d + 1, Vec::new());
             }
             per[d].push(WriteOp { block, bufs: bufs.clone() });
         }
+        self.asked.add(bytes as i64);
         let _phase = phases::enter(Phase::Write);
         for (d, ops) in per.iter().enumerate() {
             if !ops.is_empty() {
@@ -167,6 +175,12 @@ impl Store {
             }
         }
         Ok(())
+    }
+
+    /// Bytes that were asked of the devices so far, read or written, by whomever; what goes to a device by itself
+    /// ([`Self::device`]) is not in it. Exact while nobody asks.
+    pub fn bytes_asked(&self) -> u64 {
+        self.asked.sum().max(0) as u64
     }
 
     /// Makes all writes that have returned durable, on every device.

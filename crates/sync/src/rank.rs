@@ -158,6 +158,8 @@ ranks! {
 
     /// The latest move of a directory.
     LastMove = 8, "last_move" 0, One, (): "last_move";
+    /// What the cleaner may take of the devices.
+    CleanerShare = 8, "cleaner" 0, One, (): "share of the cleaner";
     /// Inodes without a name that wait for another domain.
     Zombies = 8, "zombies" 0, One, (): "zombies";
     /// The threads that serve fsyncs.

@@ -17,7 +17,7 @@ use braidfs_device::{BLOCK_BYTES, Device};
 use braidfs_format::domain::{CLEAN, DomainHeader};
 use braidfs_format::geometry::SEGMENT_BLOCKS;
 use braidfs_format::group::{SegmentEntry, SegmentKind, Temperature};
-use braidfs_format::journal::{Chunk, ChunkKind, Record};
+use braidfs_format::journal::{Chunk, ChunkKind, RecordRef, TableRecord};
 use braidfs_format::node::NodeEntry;
 use braidfs_format::{BlockAddr, DomainId, NodeId};
 use braidfs_store::Store;
@@ -201,9 +201,9 @@ fn scan(ring: &Ring, h: &DomainHeader) -> Result<(Vec<Chunk>, u64)> {
 /// The nodes that a chunk is about.
 fn nodes_of(c: &Chunk) -> impl Iterator<Item = NodeId> + '_ {
     c.records.iter().filter_map(|r| match r {
-        Record::Node { node, .. } => Some(*node),
-        Record::Full(r) => Some(r.owner.node()),
-        Record::Remote { child, .. } => Some(child.node()),
+        RecordRef::Table(TableRecord::Node { node, .. }) => Some(node),
+        RecordRef::Full(r) => Some(r.owner.node()),
+        RecordRef::Remote { child, .. } => Some(child.node()),
         _ => None,
     })
 }
@@ -216,9 +216,9 @@ fn gap(chunks: &[Chunk], last: u64) -> Option<u64> {
     let mut newest = last;
     for c in commits {
         let holds = c.records.iter().all(|r| match r {
-            Record::After(tx) => tx.0 <= newest,
-            Record::Part { pos, crc } => {
-                by_pos.get(pos).is_some_and(|p| p.crc == *crc && p.tx == c.tx && p.kind == ChunkKind::Stream)
+            RecordRef::After(tx) => tx.0 <= newest,
+            RecordRef::Part { pos, crc } => {
+                by_pos.get(&pos).is_some_and(|p| p.crc == crc && p.tx == c.tx && p.kind == ChunkKind::Stream)
             }
             _ => false,
         });
@@ -284,8 +284,8 @@ pub fn name_given_up(store: &Store, d: &Domain, log: &mut Log) {
     let mut newest: BTreeMap<NodeId, Option<NodeEntry>> = BTreeMap::new();
     for r in chunks.iter().flat_map(|c| &c.records) {
         match r {
-            Record::Node { node, entry } => newest.insert(*node, Some(*entry)),
-            Record::Full(r) => newest.insert(r.owner.node(), None),
+            RecordRef::Table(TableRecord::Node { node, entry }) => newest.insert(node, Some(entry)),
+            RecordRef::Full(r) => newest.insert(r.owner.node(), None),
             _ => None,
         };
     }

@@ -30,11 +30,18 @@ const FEW_INODES: usize = 64;
 /// By directory and name: the inodes that had it by a roll-forward record, and when ([`Claim`]).
 type Claims = HashMap<InodeNo, HashMap<FileName, Vec<(InodeNo, u64)>>>;
 
+/// What is there at this moment, for those who only look.
+#[derive(Clone, Copy)]
+struct View<'a> {
+    mounted: &'a MountedVolume,
+    claims: &'a Claims,
+}
+
 /// All domains entered: recovery runs alone.
 pub(crate) struct Pass<'a> {
     mounted: &'a MountedVolume,
+    view: View<'a>,
     enters: Vec<Option<Enter<'a>>>,
-    claims: Claims,
     /// Inodes that lost their last link.
     doomed: Vec<Arc<Cell>>,
     /// Inodes whose tombstones and exchanges have been carried out.
@@ -43,6 +50,12 @@ pub(crate) struct Pass<'a> {
     failed: Vec<Arc<Cell>>,
     /// Entries and links mended.
     pub mended: u64,
+}
+
+/// Which rolled-forward inodes, and which claims, need nothing.
+struct Settled {
+    forwarded: Vec<bool>,
+    claims: Vec<bool>,
 }
 
 /// What becomes of an inode with tombstones or an exchange.
@@ -79,15 +92,9 @@ impl MountedVolume {
             let names = claims.entry(c.link.parent).or_default();
             names.entry(c.link.name.clone()).or_default().push((c.ino, c.seq));
         }
-        let mut p = Pass {
-            mounted: self,
-            enters,
-            claims,
-            doomed: Vec::new(),
-            judged: Vec::new(),
-            failed: Vec::new(),
-            mended: 0,
-        };
+        let view = View { mounted: self, claims: &claims };
+        let mut p =
+            Pass { mounted: self, view, enters, doomed: Vec::new(), judged: Vec::new(), failed: Vec::new(), mended: 0 };
         let top = forwarded.iter().map(|f| f.cell.state.read().link_seq).max().unwrap_or(0);
         self.shared.forget_name_time(top);
         // directories before what lies in them
@@ -99,10 +106,12 @@ impl MountedVolume {
         for v in verdicts.into_iter().flatten() {
             p.carry_out(v)?;
         }
-        for f in &forwarded {
+        let settled = self.settled(view, &forwarded, &recovered);
+        for (f, _) in forwarded.iter().zip(&settled.forwarded).filter(|(_, settled)| !**settled) {
             p.relink_forwarded(f)?;
         }
-        for c in recovered.iter().flat_map(|r| &r.claims) {
+        let all_claims = recovered.iter().flat_map(|r| &r.claims);
+        for (c, _) in all_claims.zip(&settled.claims).filter(|(_, settled)| !**settled) {
             p.enforce(c)?;
         }
         for n in recovered.iter().flat_map(|r| &r.remote) {
@@ -175,6 +184,41 @@ impl MountedVolume {
         let _ = workers.each(parts, 1, part);
     }
 
+    /// Looks by several threads for what is as it should be: mostly all of it, as a synced file mostly has the name that it
+    /// had. What follows changes an entry only to name an inode from which no name was taken, and takes a link away only where
+    /// another inode has the name: neither makes that necessary which is not. Errors are met again there.
+    fn settled(&self, view: View<'_>, forwarded: &[Forwarded], recovered: &[Recovered]) -> Settled {
+        let claims: Vec<&Claim> = recovered.iter().flat_map(|r| &r.claims).collect();
+        let mut settled = Settled { forwarded: vec![false; forwarded.len()], claims: vec![false; claims.len()] };
+        let workers = &self.shared.workers;
+        if workers.threads_for(forwarded.len() + claims.len(), FEW_INODES) == 1 {
+            return settled;
+        }
+        // By the domain of the directory that is looked at, so that no two threads want the lock of one.
+        let mut by_domain: Vec<(Vec<usize>, Vec<usize>)> = vec![Default::default(); self.domains.len()];
+        let place = |parent: InodeNo| self.domain_of(parent).map_or(0, |d| usize::from(d.id.0));
+        for (i, f) in forwarded.iter().enumerate() {
+            let parent = f.cell.state.read().links.first().map_or(InodeNo(0), |l| l.parent);
+            by_domain[place(parent)].0.push(i);
+        }
+        for (i, c) in claims.iter().enumerate() {
+            by_domain[place(c.link.parent)].1.push(i);
+        }
+        let one = |d: usize| {
+            let (files, names) = &by_domain[d];
+            let files: Vec<usize> =
+                files.iter().copied().filter(|i| view.is_linked(&forwarded[*i]).unwrap_or(false)).collect();
+            let names: Vec<usize> =
+                names.iter().copied().filter(|i| view.is_enforced(claims[*i]).unwrap_or(false)).collect();
+            Ok::<_, Error>((files, names))
+        };
+        for (files, names) in workers.each(by_domain.len(), 1, one).unwrap_or_default() {
+            files.into_iter().for_each(|i| settled.forwarded[i] = true);
+            names.into_iter().for_each(|i| settled.claims[i] = true);
+        }
+        settled
+    }
+
     /// Takes away the tombstones and exchanges that recovery has carried out, durably.
     ///
     /// # Errors
@@ -208,6 +252,62 @@ fn touch(e: &Enter<'_>, c: &Arc<Cell>, st: &mut State) -> Result<()> {
     Ok(())
 }
 
+impl View<'_> {
+    fn live(self, inode: InodeRef) -> Result<Option<Arc<Cell>>> {
+        Ok(self.mounted.find(inode.ino)?.filter(|c| c.is(inode) && !c.state.read().deleted))
+    }
+
+    fn dir(self, ino: InodeNo) -> Result<Option<Arc<Cell>>> {
+        Ok(self.mounted.find(ino)?.filter(|c| {
+            let st = c.state.read();
+            c.kind == FileKind::Dir && !st.deleted && st.nlink > 0
+        }))
+    }
+
+    fn find(self, dir: &Arc<Cell>, name: &[u8]) -> Result<Option<Dentry>> {
+        let hash = name_hash(&self.mounted.shared.hash_key, name);
+        let d = self.mounted.dom(dir.domain);
+        let mut st = dir.state.write();
+        d.with_index(dir.ino, &mut st, |ix, load| Ok(ix.find(hash, name, load)?.cloned()))
+    }
+
+    /// Whether a synced inode took this name from `c`: it may have left it again, but the name does not go back.
+    fn is_taken(self, dir: InodeNo, name: &[u8], c: &Cell) -> bool {
+        let Some(claims) = self.claims.get(&dir).and_then(|names| names.get(name)) else { return false };
+        let seq = c.state.read().link_seq;
+        claims.iter().any(|(ino, at)| *ino != c.ino && *at > seq)
+    }
+
+    /// Whether [`Pass::relink_forwarded`] would find all as it is.
+    fn is_linked(self, f: &Forwarded) -> Result<bool> {
+        let c = &f.cell;
+        let links = {
+            let st = c.state.read();
+            if st.deleted || f.old_links.iter().any(|l| !st.links.contains(l)) {
+                return Ok(false);
+            }
+            st.links.to_vec()
+        };
+        for l in &links {
+            let Some(d) = self.dir(l.parent)? else { return Ok(false) };
+            let named = self.find(&d, &l.name)?.is_some_and(|e| c.is((&e).into()));
+            if !named || self.is_taken(l.parent, &l.name, c) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether [`Pass::enforce`] would find nothing to do.
+    fn is_enforced(self, claim: &Claim) -> Result<bool> {
+        let Link { parent, name } = &claim.link;
+        let Some(d) = self.dir(*parent)? else { return Ok(true) };
+        let Some(e) = self.find(&d, name)? else { return Ok(true) };
+        let Some(x) = self.live((&e).into())? else { return Ok(true) };
+        Ok(!x.state.read().has_link(*parent, name) || !self.is_taken(*parent, name, &x))
+    }
+}
+
 impl Pass<'_> {
     /// The entered domain of a cell; `None` where it has failed: nothing of it can change.
     fn enter(&self, c: &Cell) -> Option<&Enter<'_>> {
@@ -215,7 +315,7 @@ impl Pass<'_> {
     }
 
     fn live(&self, inode: InodeRef) -> Result<Option<Arc<Cell>>> {
-        Ok(self.mounted.find(inode.ino)?.filter(|c| c.is(inode) && !c.state.read().deleted))
+        self.view.live(inode)
     }
 
     /// Whether the inode's change with `version` survived.
@@ -329,11 +429,8 @@ impl Pass<'_> {
         self.relink(&f.cell)
     }
 
-    /// Whether a synced inode took this name from `c`: it may have left it again, but the name does not go back.
     fn is_taken(&self, dir: InodeNo, name: &[u8], c: &Cell) -> bool {
-        let Some(claims) = self.claims.get(&dir).and_then(|names| names.get(name)) else { return false };
-        let seq = c.state.read().link_seq;
-        claims.iter().any(|(ino, at)| *ino != c.ino && *at > seq)
+        self.view.is_taken(dir, name, c)
     }
 
     /// An entry that names an inode from which a synced one took the name ([`Self::is_taken`]) goes, and so does the link.
@@ -372,10 +469,7 @@ impl Pass<'_> {
     }
 
     fn find(&self, dir: &Arc<Cell>, name: &[u8]) -> Result<Option<Dentry>> {
-        let hash = name_hash(&self.mounted.shared.hash_key, name);
-        let d = self.mounted.dom(dir.domain);
-        let mut st = dir.state.write();
-        d.with_index(dir.ino, &mut st, |ix, load| Ok(ix.find(hash, name, load)?.cloned()))
+        self.view.find(dir, name)
     }
 
     fn drop_entry(&mut self, dir: InodeNo, name: &[u8], c: &Arc<Cell>) -> Result<()> {
@@ -404,10 +498,7 @@ impl Pass<'_> {
     }
 
     fn dir(&self, ino: InodeNo) -> Result<Option<Arc<Cell>>> {
-        Ok(self.mounted.find(ino)?.filter(|c| {
-            let st = c.state.read();
-            c.kind == FileKind::Dir && !st.deleted && st.nlink > 0
-        }))
+        self.view.dir(ino)
     }
 
     /// Sees to it that `dir/name` names `c`. Of two inodes that claim the name, the one linked later has it, also where it

@@ -1,24 +1,28 @@
 //! Which roll-forward records of a journal count: of each node the newest, of each fsync that reached the device whole.
 //!
-//! Decoding, and the comparison of data with its checksums, is done by several threads, chunk by chunk; which record is the
-//! newest is decided in the order of the chunks.
+//! Decoding, and the comparison of data with its checksums, is done by several threads, chunk by chunk and run by run of
+//! blocks; which record is the newest is decided in the order of the chunks.
 
 use super::recovered::{Claim, Forward};
 use crate::error::Result;
 use crate::planted::{Bug, planted};
 use crate::store::Store;
 use crate::types::*;
+use braidfs_device::AlignedBuf;
 use braidfs_format::BLOCK_BYTES;
 use braidfs_format::inode::Inode;
-use braidfs_format::journal::{Chunk, ChunkKind, Record};
-use braidfs_format::node::{DIR, NodeKind, NodeRecord};
+use braidfs_format::journal::{Chunk, ChunkKind, RecordRef, Sums};
+use braidfs_format::node::{DIR, NodeKind, NodeRecord, NodeRecordRef};
 use braidfs_sync::workers::Workers;
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 
 /// Chunks that one thread has decoded before another has started.
 const FEW_CHUNKS: usize = 32;
 /// Blocks of data that a thread has in memory: a record may name a GiB of them.
-const PIECE_BLOCKS: usize = 256;
+const RUN_BLOCKS: u64 = 256;
+/// Blocks between two that are wanted which are read rather than passed over by another request.
+const GAP_BLOCKS: u64 = 8;
 
 /// Merges the roll-forward chunks of transactions after `last`: per inode, its newest records.
 ///
@@ -34,116 +38,244 @@ pub(super) fn merge(
     let mut forward: Vec<&Chunk> =
         chunks.iter().filter(|c| c.kind == ChunkKind::RollForward && c.tx.0 > last).collect();
     forward.sort_by_key(|c| c.pos);
-    // a file syncs one at a time, so only its last chunk can be torn; its data is then compared with the checksums
-    let about = |c: &Chunk| match c.records.first() {
-        Some(Record::Full(r)) if r.flags & DIR == 0 => Some(r.node),
-        _ => None,
-    };
-    let mut latest: HashMap<NodeId, u64> = HashMap::new();
-    for c in &forward {
-        if let Some(n) = about(c) {
-            latest.insert(n, c.pos);
+    let torn = torn(store, &forward, workers)?;
+    let names =
+        workers.each(forward.len(), FEW_CHUNKS, |i| if torn[i] { Ok(Vec::new()) } else { claims_of(forward[i]) })?;
+    let mut merged: BTreeMap<NodeId, NodeRecordRef<'_>> = BTreeMap::new();
+    let mut claimed: HashMap<InodeNo, Range<usize>> = HashMap::new();
+    for (i, names) in names.into_iter().enumerate().filter(|(i, _)| !torn[*i]) {
+        for (ino, names) in names {
+            // mostly those that it had before
+            let before = claimed.get(&ino).map(|r| &claims[r.clone()]);
+            if before != Some(names.as_slice()) {
+                claimed.insert(ino, claims.len()..claims.len() + names.len());
+                claims.extend(names);
+            }
         }
-    }
-    let looked_at = workers.each(forward.len(), FEW_CHUNKS, |i| {
-        let c = forward[i];
-        let newest = about(c).is_some_and(|n| latest[&n] == c.pos);
-        if newest && !data_holds(store, c)? { Ok(None) } else { claims_of(c).map(Some) }
-    })?;
-    let mut merged: BTreeMap<NodeId, &NodeRecord> = BTreeMap::new();
-    for (c, names) in forward.iter().zip(looked_at) {
-        let Some(names) = names else { continue };
-        claims.extend(names);
-        for r in &c.records {
-            if let Record::Full(r) = r {
-                let newer = merged.get(&r.node).is_none_or(|o| {
-                    r.generation != o.generation || (r.version >= o.version) != planted(Bug::VersionInverted)
-                });
-                if newer {
-                    merged.insert(r.node, r);
-                }
+        for r in &forward[i].records {
+            let RecordRef::Full(r) = r else { continue };
+            let newer = merged.get(&r.node).is_none_or(|o| {
+                r.generation != o.generation || (r.version >= o.version) != planted(Bug::VersionInverted)
+            });
+            if newer {
+                merged.insert(r.node, r);
             }
         }
     }
     let (inodes, overflow): (Vec<_>, Vec<_>) = merged.into_values().partition(|r| r.kind == NodeKind::Inode);
     let mut by_owner: HashMap<InodeNo, Vec<NodeRecord>> = HashMap::new();
     for r in overflow {
-        by_owner.entry(r.owner).or_default().push(r.clone());
+        by_owner.entry(r.owner).or_default().push(r.to_owned());
     }
-    let with_overflow = |i: &NodeRecord| (i.clone(), by_owner.remove(&i.node.inode()).unwrap_or_default());
-    Ok(inodes.into_iter().map(with_overflow).collect())
+    let with_overflow = |i: &NodeRecordRef<'_>| (i.to_owned(), by_owner.remove(&i.node.inode()).unwrap_or_default());
+    Ok(inodes.iter().map(with_overflow).collect())
 }
 
 /// Names of the inodes in a chunk.
-fn claims_of(c: &Chunk) -> Result<Vec<Claim>> {
+fn claims_of(c: &Chunk) -> Result<Vec<(InodeNo, Vec<Claim>)>> {
     let mut claims = Vec::new();
     for r in &c.records {
-        if let Record::Full(r) = r
+        if let RecordRef::Full(r) = r
             && r.kind == NodeKind::Inode
         {
-            let i = Inode::decode(&r.payload)?;
-            claims.extend(i.links.into_iter().map(|link| Claim { ino: r.node.inode(), link, seq: i.link_seq }));
+            let (i, ino) = (Inode::decode(r.payload)?, r.node.inode());
+            let claim = |link| Claim { ino, link, seq: i.link_seq };
+            claims.push((ino, i.links.into_iter().map(claim).collect()));
         }
     }
     Ok(claims)
 }
 
-/// Whether the data blocks that came with a roll-forward chunk reached the device.
-fn data_holds(store: &Store, c: &Chunk) -> Result<bool> {
-    if planted(Bug::DataUnchecked) {
-        return Ok(true);
-    }
-    for r in &c.records {
-        if let Record::Sums { addr, sums } = r
-            && !sums_hold(store, *addr, sums)?
-        {
-            return Ok(false);
-        }
-    }
-    Ok(true)
+/// Blocks that must have these checksums.
+#[derive(Clone, Copy)]
+struct Piece<'c> {
+    addr: u64,
+    sums: Sums<'c>,
+    /// Else this chunk is torn.
+    chunk: usize,
 }
 
-/// Whether the blocks from `addr` on have these checksums.
-fn sums_hold(store: &Store, addr: BlockAddr, sums: &[u32]) -> Result<bool> {
-    if !store.geometry().contains(addr, sums.len() as u64) {
-        return Ok(false);
+impl Piece<'_> {
+    fn end(&self) -> u64 {
+        self.addr + self.sums.len() as u64
     }
-    let mut buf = vec![0u8; sums.len().min(PIECE_BLOCKS) * BLOCK_BYTES];
-    let mut at = addr;
-    for piece in sums.chunks(PIECE_BLOCKS) {
-        let blocks = &mut buf[..piece.len() * BLOCK_BYTES];
-        store.read(at, blocks)?;
-        if blocks.chunks(BLOCK_BYTES).zip(piece).any(|(b, s)| crc32c::crc32c(b) != *s) {
-            return Ok(false);
+    fn holds(&self, blocks: &[u8]) -> bool {
+        blocks.chunks(BLOCK_BYTES).zip(self.sums.iter()).all(|(b, s)| crc32c::crc32c(b) == s)
+    }
+}
+
+/// Which of `chunks`, in the order of their positions, are torn: the data blocks that came with them did not reach the device.
+fn torn(store: &Store, chunks: &[&Chunk], workers: &Workers) -> Result<Vec<bool>> {
+    let mut torn = vec![false; chunks.len()];
+    if planted(Bug::DataUnchecked) {
+        return Ok(torn);
+    }
+    // a file syncs one at a time, so only its last chunk can be torn
+    let mut latest: HashMap<NodeId, usize> = HashMap::new();
+    for (i, c) in chunks.iter().enumerate() {
+        if let Some(RecordRef::Full(r)) = c.records.iter().next()
+            && r.flags & DIR == 0
+        {
+            latest.insert(r.node, i);
         }
-        at.0 += piece.len() as u64;
     }
-    Ok(true)
+    let mut pieces = Vec::new();
+    for chunk in latest.into_values() {
+        for r in &chunks[chunk].records {
+            let RecordRef::Sums { addr, sums } = r else { continue };
+            if !store.geometry().contains(addr, sums.len() as u64) {
+                torn[chunk] = true;
+            } else if !torn[chunk] {
+                let part = |at: usize| (addr.0 + at as u64, sums.part(at, RUN_BLOCKS as usize));
+                let parts = (0..sums.len()).step_by(RUN_BLOCKS as usize).map(part);
+                pieces.extend(parts.map(|(addr, sums)| Piece { addr, sums, chunk }));
+            }
+        }
+    }
+    pieces.sort_unstable_by_key(|p| (p.addr, p.chunk));
+    let runs = runs(&pieces);
+    let wrong = workers.each_with(runs.len(), 1, || None, |buf, i| compare(store, &pieces[runs[i].clone()], buf))?;
+    wrong.into_iter().flatten().for_each(|chunk| torn[chunk] = true);
+    Ok(torn)
+}
+
+/// Pieces that are read together, of those that rise.
+fn runs(pieces: &[Piece<'_>]) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    let mut end = 0;
+    for (i, p) in pieces.iter().enumerate() {
+        match runs.last_mut() {
+            Some(run) if p.addr <= end + GAP_BLOCKS && p.end().max(end) - pieces[run.start].addr <= RUN_BLOCKS => {
+                run.end = i + 1;
+                end = end.max(p.end());
+            }
+            _ => {
+                runs.push(i..i + 1);
+                end = p.end();
+            }
+        }
+    }
+    runs
+}
+
+/// Reads a run; chunks of which some piece does not hold.
+fn compare(store: &Store, run: &[Piece<'_>], buf: &mut Option<AlignedBuf>) -> Result<Vec<usize>> {
+    let Some(first) = run.first().map(|p| p.addr) else { return Ok(Vec::new()) };
+    let blocks = run.iter().map(|p| p.end() - first).max().unwrap_or(0) as usize;
+    let bytes = blocks * BLOCK_BYTES;
+    let buf = match buf {
+        Some(buf) if buf.len() >= bytes => buf,
+        none => none.insert(AlignedBuf::zeroed(bytes)),
+    };
+    // what lies between may be what cannot be read, or the end of a device
+    let together = store.read(BlockAddr(first), &mut buf[..bytes]).is_ok();
+    let mut wrong = Vec::new();
+    for p in run {
+        let at = (p.addr - first) as usize * BLOCK_BYTES;
+        let blocks = &mut buf[at..at + p.sums.len() * BLOCK_BYTES];
+        if !together {
+            store.read(BlockAddr(p.addr), blocks)?;
+        }
+        if !p.holds(blocks) {
+            wrong.push(p.chunk);
+        }
+    }
+    Ok(wrong)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::space::testdev::store;
+    use crate::space::testdev::{TestDevice, store};
+    use braidfs_format::TxId;
+    use braidfs_format::journal::{ChunkId, Record, decode_chunk, encode_chunk};
+    use braidfs_format::node::USED;
+    use std::sync::Arc;
     use std::sync::atomic::Ordering::Relaxed;
+
+    const D: DomainId = DomainId(0);
+
+    /// What an fsync of inode `node` writes, with the checksums of these runs of blocks.
+    fn chunk(node: u64, pos: u64, sums: &[(u64, Vec<u32>)]) -> Chunk {
+        let mut body = Vec::new();
+        let (flags, payload) = (USED, Vec::new());
+        let node = NodeId(node);
+        let full = NodeRecord {
+            node,
+            generation: 1,
+            kind: NodeKind::Inode,
+            flags,
+            owner: node.inode(),
+            version: pos,
+            payload,
+        };
+        Record::Full(full).encode(&mut body);
+        sums.iter().for_each(|(a, s)| Record::Sums { addr: BlockAddr(*a), sums: s.clone() }.encode(&mut body));
+        let id = ChunkId { kind: ChunkKind::RollForward, domain: D, volume: 7, pos, tx: TxId(3), stream: 0 };
+        decode_chunk(&encode_chunk(id, &body).0, 7, D, pos).unwrap()
+    }
+
+    /// Blocks that all differ, and the checksums of `n` of them from `addr` on.
+    fn filled() -> (Arc<TestDevice>, Arc<Store>, impl Fn(u64, usize) -> Vec<u32>) {
+        let (device, store) = store(2, 1, 1024);
+        let data: Vec<u8> = (0..1024 * BLOCK_BYTES).map(|i| (i / 7 + i / BLOCK_BYTES) as u8).collect();
+        store.write(BlockAddr(0), &data).unwrap();
+        let sums = move |addr: u64, n: usize| {
+            data.chunks(BLOCK_BYTES).skip(addr as usize).take(n).map(crc32c::crc32c).collect()
+        };
+        (device, store, sums)
+    }
+
+    fn torn_of(store: &Store, chunks: &[Chunk]) -> Vec<bool> {
+        let all: Vec<&Chunk> = chunks.iter().collect();
+        let one = torn(store, &all, &Workers::alone()).unwrap();
+        assert_eq!(one, torn(store, &all, &Workers::always(3)).unwrap());
+        one
+    }
 
     #[test]
     fn data_is_compared_piece_by_piece() {
-        let (device, store) = store(2, 1, 1024);
-        let addr = BlockAddr(100);
-        let (n, piece) = (2 * PIECE_BLOCKS + 88, PIECE_BLOCKS);
-        let data: Vec<u8> = (0..n * BLOCK_BYTES).map(|i| (i / 7 + i / BLOCK_BYTES) as u8).collect();
-        store.write(addr, &data).unwrap();
-        let mut sums: Vec<u32> = data.chunks(BLOCK_BYTES).map(crc32c::crc32c).collect();
+        let (device, store, of) = filled();
+        let (n, piece) = (2 * RUN_BLOCKS as usize + 88, RUN_BLOCKS as usize);
+        let mut sums = of(100, n);
         let before = device.reads.load(Relaxed);
-        assert!(sums_hold(&store, addr, &sums).unwrap());
-        assert_eq!(device.reads.load(Relaxed) - before, 3, "no more than a piece at a time is in memory");
-        for torn in [0, piece - 1, piece, 2 * piece - 1, 2 * piece, n - 1] {
-            sums[torn] ^= 1;
-            assert!(!sums_hold(&store, addr, &sums).unwrap(), "block {torn}");
-            sums[torn] ^= 1;
+        assert_eq!(torn(&store, &[&chunk(5, 0, &[(100, sums.clone())])], &Workers::alone()).unwrap(), [false]);
+        assert_eq!(device.reads.load(Relaxed) - before, 3, "no more than a run at a time is in memory");
+        for at in [0, piece - 1, piece, 2 * piece - 1, 2 * piece, n - 1] {
+            sums[at] ^= 1;
+            assert_eq!(torn_of(&store, &[chunk(5, 0, &[(100, sums.clone())])]), [true], "block {at}");
+            sums[at] ^= 1;
         }
-        assert!(sums_hold(&store, addr, &[]).unwrap());
-        assert!(!sums_hold(&store, BlockAddr(u64::MAX), &sums).unwrap());
+        assert_eq!(torn_of(&store, &[chunk(5, 0, &[(100, Vec::new())])]), [false]);
+        assert_eq!(torn_of(&store, &[chunk(5, 0, &[((1 << 48) - 1, sums)])]), [true]);
+    }
+
+    /// Small files that were synced one after the other lie side by side, and are read together; whose is torn is told all the
+    /// same. Only the newest chunk of a file is looked at.
+    #[test]
+    fn neighbours_are_read_together() {
+        let (device, store, of) = filled();
+        let mut rng = fastrand::Rng::with_seed(4);
+        let mut chunks: Vec<Chunk> = (0..200u64)
+            .map(|i| {
+                // with holes between, in which blocks of others lie
+                let (a, b) = (100 + 4 * i, 100 + 4 * i + 1 + i % 2);
+                chunk(1000 + i, i, &[(b, of(b, 1)), (a, of(a, 1))])
+            })
+            .collect();
+        rng.shuffle(&mut chunks);
+        let before = device.reads.load(Relaxed);
+        assert!(!torn(&store, &chunks.iter().collect::<Vec<_>>(), &Workers::alone()).unwrap().contains(&true));
+        assert_eq!(device.reads.load(Relaxed) - before, 4, "800 blocks");
+        // overlapping claims, of which one is wrong
+        let overlap = [
+            chunk(1, 0, &[(300, of(300, 200))]),
+            chunk(2, 1, &[(310, of(311, 3))]),
+            chunk(3, 2, &[(320, of(320, 250)), (90, of(90, 1))]),
+        ];
+        assert_eq!(torn_of(&store, &overlap), [false, true, false]);
+        // the same file again
+        let newest = [chunk(1, 0, &[(300, of(301, 2))]), chunk(1, 1, &[(300, of(300, 2))])];
+        assert_eq!(torn_of(&store, &newest), [false, false]);
     }
 }

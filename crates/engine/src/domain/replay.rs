@@ -12,7 +12,7 @@ use crate::planted::{Bug, planted};
 use crate::space::Space;
 use crate::types::*;
 use braidfs_format::domain::DomainHeader;
-use braidfs_format::journal::{Chunk, ChunkKind, Record};
+use braidfs_format::journal::{Chunk, ChunkKind, RecordRef, Records, TableRecord};
 use braidfs_format::node::{OVERFLOW, REMOTE};
 use braidfs_format::{Corrupt, Geometry};
 use braidfs_sync::workers::Workers;
@@ -32,7 +32,7 @@ pub(crate) struct Tables<'t> {
 struct Committed<'c> {
     tx: TxId,
     /// Records of its chunks, in the order in which its commit record names these.
-    parts: Vec<&'c [Record]>,
+    parts: Vec<&'c Records>,
 }
 
 /// Applies the committed transactions of the journal of which `header` tells; the newest one's number.
@@ -81,19 +81,19 @@ fn committed(id: DomainId, chunks: &[Chunk], last: u64) -> Result<Vec<Committed<
     for c in commits {
         let mut parts = Vec::new();
         for part in &c.records {
-            if let Record::After(tx) = part {
+            if let RecordRef::After(tx) = part {
                 if tx.0 > newest {
                     let why = format!("{id}: {} follows {tx}, which is missing", c.tx);
                     return Err(Corrupt::new("journal", why).into());
                 }
                 continue;
             }
-            let Record::Part { pos, crc } = part else {
+            let RecordRef::Part { pos, crc } = part else {
                 return Err(Corrupt::new("commit record", format!("{id} {}: holds {part:?}", c.tx)).into());
             };
-            match by_pos.get(pos) {
-                Some(p) if p.crc == *crc && p.tx == c.tx && p.kind == ChunkKind::Stream => {
-                    parts.push(p.records.as_slice());
+            match by_pos.get(&pos) {
+                Some(p) if p.crc == crc && p.tx == c.tx && p.kind == ChunkKind::Stream => {
+                    parts.push(&p.records);
                 }
                 // checkpointed long ago, its chunks partly overwritten
                 _ if c.tx.0 <= last => {
@@ -133,32 +133,46 @@ impl Tables<'_> {
     /// Applies what is of the groups of a share. The first error, and the transaction in which it was: in it blocks come
     /// before nodes.
     fn apply(&self, committed: &[Committed<'_>], share: &Share<'_>) -> Option<((usize, bool), Error)> {
-        let mine = |r: &&Record| share.of == 1 || group_of(self.geometry, r).is_some_and(|g| share.has(g));
-        let one = |at: usize| {
+        let (mut space, mut nodes) = (self.space.replaying(), self.nodes.newest());
+        let mut one = |at: usize| {
             let c = &committed[at];
-            let records = || c.parts.iter().flat_map(|p| p.iter()).filter(mine);
-            if !planted(Bug::BitmapNotReplayed)
-                && let Err(why) = self.space.replay(records(), c.tx)
-            {
-                return Some(((at, false), why));
+            let mut failed = None;
+            for r in c.parts.iter().flat_map(|p| p.iter()) {
+                let RecordRef::Table(r) = r else { continue };
+                if share.of > 1 && !share.has(group_of(self.geometry, r)) {
+                    continue;
+                }
+                match r {
+                    TableRecord::Node { node, entry } if failed.is_none() => {
+                        failed = nodes.set(node, entry).err().map(|why| ((at, true), why));
+                    }
+                    TableRecord::Node { .. } => {}
+                    _ if planted(Bug::BitmapNotReplayed) => {}
+                    r => {
+                        if let Err(why) = space.apply(r, c.tx) {
+                            return Some(((at, false), why));
+                        }
+                    }
+                }
             }
-            self.nodes.replay(records()).err().map(|why| ((at, true), why))
+            failed
         };
-        if planted(Bug::ReplayUnordered) {
-            return (0..committed.len()).rev().find_map(one);
-        }
-        (0..committed.len()).find_map(one)
+        let failed = if planted(Bug::ReplayUnordered) {
+            (0..committed.len()).rev().find_map(&mut one)
+        } else {
+            (0..committed.len()).find_map(&mut one)
+        };
+        failed.or_else(|| nodes.bring_home().err().map(|why| ((committed.len(), true), why)))
     }
 }
 
-/// The group whose tables a record changes; `None` where it changes none. What is of no group is refused by whoever gets it.
-fn group_of(geometry: Geometry, r: &Record) -> Option<u32> {
+/// The group whose tables a record changes. What is of no group is refused by whoever gets it.
+fn group_of(geometry: Geometry, r: TableRecord) -> u32 {
     match r {
-        Record::Alloc { addr, .. } | Record::Free { addr, .. } | Record::Live { addr, .. } => {
-            Some(geometry.group_of(*addr))
+        TableRecord::Alloc { addr, .. } | TableRecord::Free { addr, .. } | TableRecord::Live { addr, .. } => {
+            geometry.group_of(addr)
         }
-        Record::Node { node, .. } => Some(geometry.node_place(*node).map_or(0, |(group, _)| group)),
-        _ => None,
+        TableRecord::Node { node, .. } => geometry.node_place(node).map_or(0, |(group, _)| group),
     }
 }
 
@@ -175,17 +189,17 @@ fn gather(committed: &[Committed<'_>]) -> Found {
     let mut found = Found::default();
     for c in committed {
         found.orphans.clear();
-        for r in c.parts.iter().flat_map(|p| p.iter()) {
+        for r in c.parts.iter().filter(|p| !p.is_tables_only()).flat_map(|p| p.iter()) {
             match r {
-                Record::Remote { dir, child, generation, name } => found.hints.push(Hint {
-                    dir: *dir,
-                    name: name.clone(),
-                    child: InodeRef { ino: *child, generation: *generation },
-                }),
-                Record::Node { node, entry } if entry.used() && entry.flags & (REMOTE | OVERFLOW) == REMOTE => {
+                RecordRef::Remote { dir, child, generation, name } => {
+                    found.hints.push(Hint { dir, name: name.into(), child: InodeRef { ino: child, generation } })
+                }
+                RecordRef::Table(TableRecord::Node { node, entry })
+                    if entry.used() && entry.flags & (REMOTE | OVERFLOW) == REMOTE =>
+                {
                     found.remote.push(node.inode());
                 }
-                Record::Orphans(o) => found.orphans.extend(o),
+                RecordRef::Orphans(o) => found.orphans.extend(o.iter()),
                 _ => {}
             }
         }
@@ -202,6 +216,7 @@ mod tests {
     use super::*;
     use crate::space::testdev::store;
     use braidfs_format::group::{Owner, SegmentKind, Temperature};
+    use braidfs_format::journal::Record;
     use braidfs_format::node::{NodeEntry, USED};
 
     const D: DomainId = DomainId(0);
@@ -235,19 +250,24 @@ mod tests {
         GROUPS.iter().for_each(|g| Space::init_group(&store, D, *g, 1, None).unwrap());
         let geometry = store.geometry();
         let history = history(geometry, &mut fastrand::Rng::with_seed(3));
+        let encoded = |(tx, records): (u64, &Vec<Record>)| {
+            let mut bytes = Vec::new();
+            records.iter().for_each(|r| r.encode(&mut bytes));
+            Records::new(&bytes, TxId(tx)).unwrap()
+        };
+        let parts: Vec<Records> = (1..).zip(&history).map(encoded).collect();
         let committed: Vec<Committed<'_>> =
-            (1..).zip(&history).map(|(tx, r)| Committed { tx: TxId(tx), parts: vec![r.as_slice()] }).collect();
+            (1..).zip(&parts).map(|(tx, r)| Committed { tx: TxId(tx), parts: vec![r] }).collect();
         let replayed = |of: usize| -> (Vec<Owner>, Vec<NodeEntry>, u64) {
             let space = Space::open(store.clone(), D, 1, &GROUPS, None, None).unwrap();
             let nodes = NodeTable::open(store.clone(), D, &GROUPS, &space).unwrap();
             let tables = Tables { geometry, space: &space, nodes: &nodes };
             let shares: Vec<Share<'_>> = (0..of).map(|index| Share { index, of, groups: &GROUPS }).collect();
-            for r in history.iter().flatten() {
-                let takers = shares.iter().filter(|s| group_of(geometry, r).is_some_and(|g| s.has(g)));
-                assert_eq!(takers.count(), 1, "{r:?}");
+            let records = || history.iter().flatten().filter_map(Record::table);
+            for r in records() {
+                assert_eq!(shares.iter().filter(|s| s.has(group_of(geometry, r))).count(), 1, "{r:?}");
             }
-            let busy =
-                |s: &&Share<'_>| history.iter().flatten().any(|r| group_of(geometry, r).is_some_and(|g| s.has(g)));
+            let busy = |s: &&Share<'_>| records().any(|r| s.has(group_of(geometry, r)));
             assert_eq!(shares.iter().filter(busy).count(), of, "a thread of {of} has nothing to do");
             // the last one first: no order of the threads counts
             assert!(shares.iter().rev().all(|s| tables.apply(&committed, s).is_none()));

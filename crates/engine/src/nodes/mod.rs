@@ -18,6 +18,7 @@
 mod cache;
 mod giving;
 mod home;
+mod newest;
 mod slots;
 #[cfg(test)]
 mod tests;
@@ -155,25 +156,12 @@ impl NodeTable {
     /// `Corrupt` where a node, or the block it is said to lie in, is not of this domain; of the device. The records
     /// before the one that failed are then applied.
     pub fn apply(&self, records: &[Record]) -> Result<()> {
-        self.apply_all(records.iter())
-    }
-
-    fn apply_all<'r>(&self, mut records: impl Iterator<Item = &'r Record>) -> Result<()> {
-        let done = records.try_for_each(|record| match *record {
+        let done = records.iter().try_for_each(|record| match *record {
             Record::Node { node, entry } => self.set(node, entry),
             _ => Ok(()),
         });
         self.evict_entries();
         done
-    }
-
-    /// As [`NodeTable::apply`], for recovery. Records set states, so replaying what is in the home tables already
-    /// changes nothing. Several threads may replay at a time, each records of groups of its own.
-    ///
-    /// # Errors
-    /// As [`NodeTable::apply`].
-    pub fn replay<'r>(&self, records: impl Iterator<Item = &'r Record>) -> Result<()> {
-        self.apply_all(records)
     }
 
     fn set(&self, node: NodeId, entry: NodeEntry) -> Result<()> {

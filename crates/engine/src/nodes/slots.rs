@@ -5,9 +5,10 @@
 
 use super::{NODES_PER_BLOCK, NodeTable};
 use crate::error::Result;
+use crate::space::PairsAhead;
 use crate::space::paired::{Counts, Paired, Place, TableEntry};
 use braidfs_format::node::{NodeEntry, OVERFLOW};
-use braidfs_format::{BLOCK_BYTES, NodeId};
+use braidfs_format::{BLOCK_BYTES, BlockAddr, NodeId};
 use braidfs_sync::slots::Line;
 use braidfs_sync::{Mutex, rank};
 use std::sync::Arc;
@@ -94,6 +95,18 @@ impl BlockState {
         let entries = self.table.load(&table.store, group.place(table, index), &table.resident)?;
         self.taken.get_or_insert_with(|| taken_slots(entries, group.number, index));
         Ok(entries)
+    }
+    /// Takes the entries from what `ahead` has read, or reads, where it can.
+    pub fn fill_ahead(&mut self, table: &NodeTable, group: &NodeGroup, index: u32, ahead: &mut PairsAhead) {
+        if self.table.is_loaded() {
+            return;
+        }
+        let (store, place) = (&table.store, group.place(table, index));
+        let end = BlockAddr(place.pair.0 + 2 * u64::from(group.len() - index));
+        if let Some(pair) = ahead.pair(store, place.pair, end) {
+            // what does not hold is read again, and told of then
+            let _ = self.table.fill(pair, store.volume, place, &table.resident);
+        }
     }
     /// The committed entries, to be changed.
     pub fn edit(&mut self, table: &NodeTable, group: &NodeGroup, index: u32) -> Result<&mut [NodeEntry]> {

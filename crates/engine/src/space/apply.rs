@@ -11,13 +11,15 @@ use super::{Run, Space};
 use crate::error::Result;
 use braidfs_format::geometry::SEGMENT_BLOCKS;
 use braidfs_format::group::{NO_SNAPSHOT, Owner, SegmentEntry, SegmentKind, Temperature};
-use braidfs_format::journal::Record;
+use braidfs_format::journal::{Record, TableRecord};
 use braidfs_format::{BlockAddr, Corrupt, InodeNo, TxId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Blocks `.0 .. .0 + .1` of a segment.
 type Piece = (u32, u32);
+/// Where a block is: its group, the segment there, the block in that.
+pub(super) type Located = (Arc<Group>, u32, u32);
 
 impl Space {
     /// Makes the records of durable transaction `tx` the committed view. `Alloc` sets owners and marks valid, `Free` and
@@ -28,37 +30,38 @@ impl Space {
     /// `Corrupt` where a run is not of this domain or touches metadata or journal; of the device (owner tables are
     /// loaded on first need). The records before the one that failed are then applied.
     pub fn apply(&self, records: &[Record], tx: TxId) -> Result<()> {
-        self.apply_all(records.iter(), tx, true)
-    }
-
-    /// `live`: [`Space::pending_free`] has counted what they free.
-    fn apply_all<'r>(&self, mut records: impl Iterator<Item = &'r Record>, tx: TxId, live: bool) -> Result<()> {
-        let done = records.try_for_each(|record| match *record {
-            Record::Alloc { addr, len, kind, temperature, owner, lblk } => {
-                self.apply_alloc(Run { addr, len }, kind, temperature, (owner, lblk), tx)
-            }
-            Record::Free { addr, len } => self.apply_free(Run { addr, len }, live),
-            Record::Live { addr, live: 0 } => self.apply_free(Run { addr, len: 1 }, live),
-            Record::Live { addr, live: records } => self.for_each_piece(addr, 1, |group, index, piece| {
-                group.edit_owners(&self.store, &self.owners, index, piece, &mut |_, o| o.live = records)
-            }),
-            _ => Ok(()),
-        });
+        let apply = |r| self.apply_one(r, tx, true, &mut |addr| self.locate(addr));
+        let done = records.iter().filter_map(Record::table).try_for_each(apply);
         self.evict_owners();
         done
     }
 
-    /// As [`Space::apply`], for recovery: blocks that the journal says are valid are also marked used. Several threads may
-    /// replay at a time, each records of groups of its own.
-    ///
-    /// # Errors
-    /// As [`Space::apply`].
-    pub fn replay<'r>(&self, records: impl Iterator<Item = &'r Record>, tx: TxId) -> Result<()> {
-        self.apply_all(records, tx, false)
+    /// `live`: [`Space::pending_free`] has counted what they free. `locate` is [`Self::locate`], or knows what that says.
+    pub(super) fn apply_one(
+        &self,
+        record: TableRecord,
+        tx: TxId,
+        live: bool,
+        locate: &mut dyn FnMut(BlockAddr) -> Result<Located>,
+    ) -> Result<()> {
+        match record {
+            TableRecord::Alloc { addr, len, kind, temperature, owner, lblk } => {
+                self.apply_alloc(&locate(addr)?, Run { addr, len }, kind, temperature, (owner, lblk), tx)
+            }
+            TableRecord::Free { addr, len } => self.apply_free(&locate(addr)?, Run { addr, len }, live),
+            TableRecord::Live { addr, live: 0 } => self.apply_free(&locate(addr)?, Run { addr, len: 1 }, live),
+            TableRecord::Live { addr, live: records } => {
+                for_each_piece(&locate(addr)?, Run { addr, len: 1 }, |group, index, piece| {
+                    group.edit_owners(&self.store, &self.owners, index, piece, &mut |_, o| o.live = records)
+                })
+            }
+            TableRecord::Node { .. } => Ok(()),
+        }
     }
 
     fn apply_alloc(
         &self,
+        at: &Located,
         run: Run,
         kind: SegmentKind,
         temperature: Temperature,
@@ -68,7 +71,7 @@ impl Space {
         if !matches!(kind, SegmentKind::Data | SegmentKind::Node) {
             return Err(Corrupt::new("allocation record", format!("{} of kind {kind:?}", run.addr)).into());
         }
-        self.for_each_piece(run.addr, run.len, |group, index, piece| {
+        for_each_piece(at, run, |group, index, piece| {
             let segment = &group.segments[index as usize];
             let base = lblk + (segment.start.0 + u64::from(piece.0) - run.addr.0);
             group.edit_owners(&self.store, &self.owners, index, piece, &mut |i, o| {
@@ -94,8 +97,8 @@ impl Space {
         })
     }
 
-    fn apply_free(&self, run: Run, announced: bool) -> Result<()> {
-        self.for_each_piece(run.addr, run.len, |group, index, piece| {
+    fn apply_free(&self, at: &Located, run: Run, announced: bool) -> Result<()> {
+        for_each_piece(at, run, |group, index, piece| {
             // Owners first: as soon as the block is unused, somebody may take it.
             group.edit_owners(&self.store, &self.owners, index, piece, &mut |_, o| *o = Owner::default())?;
             let segment = &group.segments[index as usize];
@@ -120,35 +123,14 @@ impl Space {
         })
     }
 
-    /// Calls `f` with the parts of a run, segment by segment, after checking all of it.
+    /// [`for_each_piece`] of a run.
     pub(super) fn for_each_piece(
         &self,
         addr: BlockAddr,
         len: u32,
-        mut f: impl FnMut(&Arc<Group>, u32, Piece) -> Result<()>,
+        f: impl FnMut(&Arc<Group>, u32, Piece) -> Result<()>,
     ) -> Result<()> {
-        let bad = |why: &str| Corrupt::new("block run", format!("{addr} + {len}: {why}"));
-        let (group, first, block) = self.locate(addr)?;
-        let last = u64::from(first * SEGMENT_BLOCKS + block) + u64::from(len);
-        if len == 0 || last > group.segments.len() as u64 * u64::from(SEGMENT_BLOCKS) {
-            return Err(bad("is empty or leaves its group").into());
-        }
-        let pieces = || {
-            let mut left = len;
-            (first..).scan(block, move |at, index| {
-                let piece = (*at, (SEGMENT_BLOCKS - *at).min(left));
-                (*at, left) = (0, left - piece.1);
-                (piece.1 > 0).then_some((index, piece))
-            })
-        };
-        let fixed = |(index, (from, len)): (u32, Piece)| {
-            let hit: Bits = bitmap::and(&bitmap::mask(from, len), &group.segments[index as usize].fixed);
-            hit != [0; 8]
-        };
-        if pieces().any(fixed) {
-            return Err(bad("touches metadata, the journal or the group's end").into());
-        }
-        pieces().try_for_each(|(index, piece)| f(&group, index, piece))
+        for_each_piece(&self.locate(addr)?, Run { addr, len }, f)
     }
 
     /// Live records of the node block at `addr`, committed view.
@@ -169,4 +151,34 @@ impl Space {
         self.evict_owners();
         owner
     }
+}
+
+/// Calls `f` with the parts of a run, which begins at `at`, segment by segment, after checking all of it.
+fn for_each_piece(
+    (group, first, block): &Located,
+    run: Run,
+    mut f: impl FnMut(&Arc<Group>, u32, Piece) -> Result<()>,
+) -> Result<()> {
+    let Run { addr, len } = run;
+    let bad = |why: &str| Corrupt::new("block run", format!("{addr} + {len}: {why}"));
+    let last = u64::from(first * SEGMENT_BLOCKS + block) + u64::from(len);
+    if len == 0 || last > group.segments.len() as u64 * u64::from(SEGMENT_BLOCKS) {
+        return Err(bad("is empty or leaves its group").into());
+    }
+    let pieces = || {
+        let mut left = len;
+        (*first..).scan(*block, move |at, index| {
+            let piece = (*at, (SEGMENT_BLOCKS - *at).min(left));
+            (*at, left) = (0, left - piece.1);
+            (piece.1 > 0).then_some((index, piece))
+        })
+    };
+    let fixed = |(index, (from, len)): (u32, Piece)| {
+        let hit: Bits = bitmap::and(&bitmap::mask(from, len), &group.segments[index as usize].fixed);
+        hit != [0; 8]
+    };
+    if pieces().any(fixed) {
+        return Err(bad("touches metadata, the journal or the group's end").into());
+    }
+    pieces().try_for_each(|(index, piece)| f(group, index, piece))
 }

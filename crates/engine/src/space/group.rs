@@ -1,5 +1,6 @@
 //! One group in memory: the state of its segments, and its owner tables as far as they are loaded.
 
+use super::PairsAhead;
 use super::bitmap::{self, Bits};
 use super::paired::{Counts, PairCopy, Paired, Place, Residency};
 use super::run::{Class, Run};
@@ -281,6 +282,26 @@ impl Group {
             at = stop;
         }
         Ok(())
+    }
+
+    /// Takes half `half` of the owner table of segment `index` from what `ahead` has read, or reads, where it can.
+    pub fn fill_owners_ahead(
+        &self,
+        store: &Store,
+        resident: &Residency,
+        (index, half): (u32, u32),
+        ahead: &mut PairsAhead,
+    ) {
+        let mut table = self.segments[index as usize].owners[half as usize].lock();
+        if table.is_loaded() {
+            return;
+        }
+        let place = self.owners_place(store, index, half);
+        let end = store.geometry().node_table_addr(self.number, 0);
+        if let Some(pair) = ahead.pair(store, place.pair, end) {
+            // what does not hold is read again, and told of then
+            let _ = table.fill(pair, store.volume, place, resident);
+        }
     }
 
     /// The owner of block `block` of segment `index`.

@@ -32,8 +32,10 @@ mod init;
 mod limit;
 mod limited;
 pub(crate) mod paired;
+mod pairs_ahead;
 mod pool;
 mod recycle;
+mod replay;
 mod reserve;
 mod run;
 #[cfg(test)]
@@ -56,6 +58,7 @@ use group::Group;
 pub(crate) use home_batch::HomeBatch;
 use limit::Limit;
 use paired::{Counts, Residency, TABLE_BLOCKS_MAX, table_blocks};
+pub(crate) use pairs_ahead::PairsAhead;
 use pool::{Affinity, Mlog, Pool};
 pub use run::{Class, Run};
 use std::collections::{BTreeMap, BTreeSet};

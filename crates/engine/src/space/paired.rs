@@ -164,17 +164,31 @@ impl<T: TableEntry> Paired<T> {
     /// The entries, read where they are not in memory. A damaged copy does not matter where the other one was written as
     /// often as it must be.
     pub fn load(&mut self, store: &Store, place: Place<'_>, resident: &Residency) -> Result<&mut [T]> {
-        self.touched = true;
         if self.entries.is_none() {
             let mut buf = vec![0u8; 2 * BLOCK_BYTES];
             store.read(place.pair, &mut buf)?;
-            let (index, seq, entries) = T::decode(&buf, store.volume, place.pair)?;
-            place.check::<T>(&buf, store.volume, (index, seq))?;
+            self.fill(&buf, store.volume, place, resident)?;
+        }
+        self.touched = true;
+        Ok(self.entries.as_deref_mut().unwrap_or_default())
+    }
+    /// Takes the entries from `pair`, which was read, where they are not in memory.
+    ///
+    /// # Errors
+    /// `Corrupt` as of [`Self::load`].
+    pub fn fill(&mut self, pair: &[u8], volume: u32, place: Place<'_>, resident: &Residency) -> Result<()> {
+        if self.entries.is_none() {
+            let (index, seq, entries) = T::decode(pair, volume, place.pair)?;
+            place.check::<T>(pair, volume, (index, seq))?;
             self.current = PairCopy { index, seq };
             self.entries = Some(entries.into_boxed_slice());
             resident.add(1);
         }
-        Ok(self.entries.as_deref_mut().unwrap_or_default())
+        Ok(())
+    }
+    /// Whether the entries are in memory.
+    pub fn is_loaded(&self) -> bool {
+        self.entries.is_some()
     }
     /// As [`Self::load`], for a change.
     pub fn edit(&mut self, store: &Store, place: Place<'_>, resident: &Residency) -> Result<&mut [T]> {

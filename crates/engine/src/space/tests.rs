@@ -174,9 +174,7 @@ fn run_model(seed: u64, steps: usize) {
                 device.crash(|| random.usize(..100) < percent);
                 space = open(last);
                 assert_eq!(space.doubt(last.sum), None, "a crash costs no segment table of an earlier checkpoint");
-                for (tx, records) in &log {
-                    space.replay(records.iter(), *tx).unwrap();
-                }
+                replay(&space, &log).unwrap();
                 assert_eq!(committed(&space), before);
                 space.write_home(last.checkpoint + 1).unwrap();
                 device.flush_all();
@@ -336,6 +334,29 @@ fn reuse_only_after_apply() {
     assert_eq!(space.owner(run.addr).unwrap(), Owner::default());
 }
 
+/// As recovery does it.
+fn replay(space: &Space, log: &[(TxId, Vec<Record>)]) -> Result<()> {
+    let mut replaying = space.replaying();
+    let all = log.iter().flat_map(|(tx, records)| records.iter().filter_map(Record::table).map(|r| (*tx, r)));
+    all.into_iter().try_for_each(|(tx, r)| replaying.apply(r, tx))
+}
+
+#[test]
+fn a_replay_reads_owner_tables_in_runs() {
+    let (device, store, journal) = fixture();
+    let space = Space::open(store, D, 1, &[0, 2], journal, None).unwrap();
+    let run = |addr| Run { addr: BlockAddr(addr), len: 2 };
+    let runs = [400, 510, 767, 900, 2048 + 100, 2048 + 300, 2048 + 600].map(run);
+    let records = runs.iter().zip(9..).map(|(r, owner)| alloc_record(*r, DATA, owner, 5)).collect();
+    let before = device.reads.load(Relaxed);
+    replay(&space, &[(TxId(1), records)]).unwrap();
+    assert_eq!(device.reads.load(Relaxed) - before, 2, "one of each group");
+    for (r, owner) in runs.iter().zip(9..) {
+        let owners = blocks(*r).map(|b| space.owner(BlockAddr(b)).unwrap());
+        assert!(owners.map(|o| (o.node.0, o.lblk)).eq([(owner, 5), (owner, 6)]), "{r:?}");
+    }
+}
+
 #[test]
 fn foreign_runs_are_corrupt() {
     let (_, store, journal) = fixture();
@@ -347,13 +368,13 @@ fn foreign_runs_are_corrupt() {
         let run = Run { addr: BlockAddr(addr), len };
         let records = [alloc_record(run, DATA, 9, 0), Record::Free { addr: run.addr, len }];
         for record in records {
-            assert!(matches!(space.replay([record].iter(), TxId(1)), Err(Error::Corrupt(_))), "{run:?}");
+            assert!(matches!(replay(&space, &[(TxId(1), vec![record])]), Err(Error::Corrupt(_))), "{run:?}");
         }
         assert!(matches!(space.take(run), Err(Error::Corrupt(_))));
     }
     let bad_kind = Class { kind: SegmentKind::Absent, temperature: Temperature::Warm };
     let run = Run { addr: BlockAddr(400), len: 1 };
-    assert!(matches!(space.replay([alloc_record(run, bad_kind, 9, 0)].iter(), TxId(1)), Err(Error::Corrupt(_))));
+    assert!(matches!(replay(&space, &[(TxId(1), vec![alloc_record(run, bad_kind, 9, 0)])]), Err(Error::Corrupt(_))));
     assert_eq!(space.stats().free, USABLE);
     space.take(run).unwrap();
     assert_eq!(space.stats().free, USABLE - 1);

@@ -45,10 +45,11 @@ impl Background {
         // a thread per domain up to the CPUs, so that domains commit and checkpoint side by side; where they may be on
         // different devices one each, so that none waits for another's
         let cpus = braidfs_sync::workers::cpus();
+        let started = Instant::now();
         let n = if mounted.store.devices() > 1 { usize::MAX } else { cpus }.clamp(1, mounted.domains.len());
         for t in 0..n {
             let (mounted, stop) = (mounted.clone(), stop.clone());
-            b.spawn(format!("braidfs-bg-{t}"), move || run(&mounted, &stop, t, n))?;
+            b.spawn(format!("braidfs-bg-{t}"), move || run(&mounted, &stop, started, (t, n)))?;
         }
         b.spawn("braidfs-gc".into(), move || {
             if mounted.maybe_stale.load(Ordering::Relaxed) && !*stop.flag.lock() {
@@ -84,8 +85,8 @@ impl Drop for Background {
     }
 }
 
-/// The work of thread `t` of `n`: domains `t`, `t + n`, …
-fn run(mounted: &MountedVolume, stop: &Stop, t: usize, n: usize) {
+/// The work of thread `t` of `n`, which began at `started`: domains `t`, `t + n`, …
+fn run(mounted: &MountedVolume, stop: &Stop, started: Instant, (t, n): (usize, usize)) {
     let (mut last_commit, mut last_look) = (Instant::now(), Instant::now());
     let mut quiet = Quiet::default();
     loop {
@@ -129,7 +130,7 @@ fn run(mounted: &MountedVolume, stop: &Stop, t: usize, n: usize) {
                 let _ = d.checkpoint();
             }
             mounted.discard_freed(d);
-            let _ = mounted.clean_at_pace(d, is_quiet);
+            let _ = mounted.clean_at_pace(d, is_quiet, started.elapsed());
             tidies = tidies && !mounted.tidy(d, &mut quiet);
         }
         if t == 0 {

@@ -6,6 +6,10 @@
 //! How much is cleaned, and at which price, follows from the free segments ([`Pace`]): it begins early, with what costs
 //! next to nothing, and takes more and fuller segments the fewer there are. What is fuller than that is left to the logs,
 //! which recycle its slack: that moves nothing, and costs runs of blocks instead. All victims of one look are moved by one commit.
+//! While half of the free segments that there shall be are there, it takes no more of the devices than a part of what others
+//! leave ([`share`]).
+
+pub(super) mod share;
 
 use super::{MountedVolume, Volume};
 use crate::cell::{Body, Cell, State};
@@ -15,11 +19,13 @@ use crate::planted::{Bug, planted};
 use crate::space::victims::{AT_ONCE, Choice};
 use crate::types::*;
 use crate::volume::operation::Op;
+use braidfs_format::BLOCK_BYTES;
 use braidfs_format::geometry::SEGMENT_BLOCKS;
 use braidfs_format::group::Owner;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Inodes, each with the node of a record of theirs.
 type LiveRecords = Vec<(Arc<Cell>, NodeId)>;
@@ -34,6 +40,8 @@ const SEGMENTS_MAX: u64 = AT_ONCE as u64;
 /// it gains; with overwrites all over a file, dearer ones cost more than all the logs save by whole segments
 /// (tests/write_amplification.rs).
 const DEAREST_PERCENT: u64 = 30;
+/// A block that is moved is read and written.
+const MOVE_BYTES: u64 = 2 * BLOCK_BYTES as u64;
 /// While nothing else goes on, which costs nobody time.
 const IDLE_PERCENT: u64 = 50;
 
@@ -42,6 +50,8 @@ const IDLE_PERCENT: u64 = 50;
 struct Pace {
     segments: u32,
     choice: Choice,
+    /// Free segments are short, or nothing else goes on: whoever else wants the devices does not count.
+    unbounded: bool,
 }
 
 impl Pace {
@@ -52,7 +62,7 @@ impl Pace {
         let missing = wanted.saturating_sub(free);
         let by_benefit = |percent: u64| Choice { valid_max: percent as u32, greedy: false };
         if idle && free < 2 * wanted {
-            return Some(Self { segments: 1, choice: by_benefit(IDLE_PERCENT) });
+            return Some(Self { segments: 1, choice: by_benefit(IDLE_PERCENT), unbounded: true });
         }
         if missing == 0 {
             return None;
@@ -60,7 +70,17 @@ impl Pace {
         let percent = (DEAREST_PERCENT * missing).div_ceil(wanted);
         let segments = (SEGMENTS_MAX * missing).div_ceil(wanted);
         let choice = by_benefit(percent);
-        Some(Self { segments: segments as u32, choice })
+        Some(Self { segments: segments as u32, choice, unbounded: 2 * missing > wanted })
+    }
+
+    /// As many segments of these as take so many bytes at most; `None` where that is not one.
+    fn within(self, bytes: u64) -> Option<Self> {
+        if self.unbounded {
+            return Some(self);
+        }
+        let blocks = (u64::from(SEGMENT_BLOCKS) * u64::from(self.choice.valid_max)).div_ceil(100);
+        let segments = (bytes / (blocks * MOVE_BYTES)).min(self.segments.into()) as u32;
+        (segments > 0).then_some(Self { segments, ..self })
     }
 }
 
@@ -76,18 +96,27 @@ pub(super) fn mark_node(c: &Cell, st: &mut State, node: NodeId) {
 }
 
 impl MountedVolume {
-    /// What a look of the background cleans of a domain: as many segments, and as full ones, as its free segments say. Blocks
-    /// moved.
-    pub(crate) fn clean_at_pace(&self, d: &Arc<Domain>, idle: bool) -> Result<u64> {
+    /// What a look of the background cleans of a domain at time `now`, from whenever on: as many segments, and as full ones, as
+    /// its free segments say, and as many as others leave room for on the devices. Blocks moved.
+    pub(crate) fn clean_at_pace(&self, d: &Arc<Domain>, idle: bool, now: Duration) -> Result<u64> {
+        let Some(pace) = self.pace_of(d, idle) else { return Ok(0) };
+        let left = self.cleaner_share.lock().left(now, self.store.bytes_asked());
+        let Some(pace) = pace.within(left) else { return Ok(0) };
+        let before = self.store.bytes_asked();
+        let moved = self.clean_segments(d, pace.segments, pace.choice)?;
+        // others may have asked for something meanwhile; and its commit has written what they had changed
+        let did = (self.store.bytes_asked() - before).min(moved * MOVE_BYTES);
+        self.cleaner_share.lock().did(did);
+        Ok(moved)
+    }
+
+    fn pace_of(&self, d: &Arc<Domain>, idle: bool) -> Option<Pace> {
         let s = d.space.stats();
         // its share of what nobody has yet
         let more = self.shared.unclaimed.load(Ordering::Relaxed)
             / u64::from(SEGMENT_BLOCKS)
             / self.domains.len().max(1) as u64;
-        match Pace::of(s.free_segments + more, s.segments + more, idle) {
-            Some(pace) => self.clean_segments(d, pace.segments, pace.choice),
-            None => Ok(0),
-        }
+        Pace::of(s.free_segments + more, s.segments + more, idle)
     }
 
     /// Empties up to `segments` segments of a domain, whatever that costs.
@@ -226,14 +255,19 @@ impl Volume {
         i.domains.iter().filter(|d| d.failed().is_none()).try_fold(0, |n, d| Ok(n + i.clean_domain(d, segments)?))
     }
 
-    /// What the background cleans in one look of a tenth of a second, while something goes on; for tests that have none.
+    /// What the background cleans in one look of a tenth of a second, while something goes on and leaves enough of the devices;
+    /// for tests that have none.
     ///
     /// # Errors
     /// Of the device.
     #[doc(hidden)]
     pub fn clean_as_needed(&self) -> Result<u64> {
         let i = self.mounted();
-        i.domains.iter().filter(|d| d.failed().is_none()).try_fold(0, |n, d| Ok(n + i.clean_at_pace(d, false)?))
+        let clean = |d: &Arc<Domain>| match i.pace_of(d, false) {
+            Some(pace) => i.clean_segments(d, pace.segments, pace.choice),
+            None => Ok(0),
+        };
+        i.domains.iter().filter(|d| d.failed().is_none()).try_fold(0, |n, d| Ok(n + clean(d)?))
     }
 }
 

@@ -164,6 +164,7 @@ fn open(
         maybe_stale: AtomicBool::new(false),
         evicting: Mutex::new(()),
         emptying: Mutex::default(),
+        cleaner_share: Mutex::default(),
         drained: Default::default(),
         claim_end: AtomicU32::new(u32::MAX),
         pool: RwLock::new(None),

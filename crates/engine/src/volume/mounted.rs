@@ -1,5 +1,6 @@
 //! What is mounted: the domains and what they have in common. Operations, background threads and handles share it.
 
+use super::cleaner::share::Share;
 use super::domains::Domains;
 use super::groups::Bat;
 use super::held::table::LookupCounts;
@@ -66,6 +67,8 @@ pub(crate) struct MountedVolume {
     /// Held by the one that empties groups ([`Self::empty_sparse`]). Lock rank: outside all gates; not waited for by who
     /// holds it. With those that stay empty, as a device is drained.
     pub emptying: Mutex<Kept, rank::Emptying>,
+    /// What the cleaner may take of the devices, which others want, too.
+    pub cleaner_share: Mutex<Share, rank::CleanerShare>,
     /// The groups of a device that is drained, as the table of owners has it: the first one, and the one behind the last.
     pub drained: [AtomicU32; 2],
     /// The first group that must not be claimed, as the table of owners has it.

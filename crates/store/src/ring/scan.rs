@@ -8,6 +8,7 @@
 
 use super::Ring;
 use crate::{Error, Result};
+use braidfs_device::AlignedBuf;
 use braidfs_format::journal::{CHUNK_MAX_BLOCKS, Chunk, decode_chunk, peek_chunk};
 use braidfs_format::{BLOCK_BYTES, BlockAddr, Corrupt};
 use braidfs_sync::workers::Workers;
@@ -200,7 +201,7 @@ struct Window {
     /// Its first block in the ring.
     first: u64,
     blocks: u64,
-    buf: Vec<u8>,
+    buf: Option<AlignedBuf>,
 }
 
 impl Window {
@@ -215,12 +216,13 @@ impl Window {
             let wanted = if again { ahead + u64::from(CHUNK_MAX_BLOCKS) } else { ahead };
             let n = blocks.max(wanted).min(ring.blocks - at);
             let bytes = n as usize * BLOCK_BYTES;
-            if self.buf.len() < bytes {
-                self.buf.resize(bytes, 0);
-            }
             // nothing is known of it after an error
             self.blocks = 0;
-            let buf = &mut self.buf[..bytes];
+            let buf = match &mut self.buf {
+                Some(buf) if buf.len() >= bytes => buf,
+                none => none.insert(AlignedBuf::zeroed(bytes)),
+            };
+            let buf = &mut buf[..bytes];
             if let Err(why) = ring.store.read(BlockAddr(ring.start.0 + at), buf) {
                 scan.reading.unreadable(why)?;
                 buf.fill(0);
@@ -228,6 +230,6 @@ impl Window {
             (self.first, self.blocks) = (at, n);
         }
         let from = (at - self.first) as usize * BLOCK_BYTES;
-        Ok(&self.buf[from..self.blocks as usize * BLOCK_BYTES])
+        Ok(self.buf.as_ref().map_or(&[], |buf| &buf[from..self.blocks as usize * BLOCK_BYTES]))
     }
 }

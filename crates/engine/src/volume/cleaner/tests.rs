@@ -3,7 +3,7 @@
 use super::*;
 use crate::names::path::OpenHow;
 use crate::{Cred, MkfsOptions, MountOptions};
-use braidfs_device::{Device, MemDevice};
+use braidfs_device::{CountDevice, Device, MemDevice};
 
 /// Where the blocks of a file lie.
 fn places(c: &Cell) -> Vec<BlockAddr> {
@@ -66,4 +66,71 @@ fn the_pace_begins_gently_and_has_no_step() {
     // small domains keep a few
     assert_eq!(Pace::of(4, 20, false), None);
     assert_eq!(Pace::of(3, 20, false).unwrap().segments, 1);
+}
+
+/// A volume of one domain of which so many segments are `free`, and eight have a tenth of their blocks.
+fn nearly_full(free: u64) -> (Arc<CountDevice>, Volume) {
+    const SEGMENTS: u64 = 64;
+    let counted = Arc::new(CountDevice::new(Arc::new(MemDevice::new(SEGMENTS * 512 + 4096))));
+    let device: Arc<dyn Device> = counted.clone();
+    let o = MkfsOptions { domains: Some(1), ..MkfsOptions::default() };
+    crate::mkfs::format(std::slice::from_ref(&device), &o).unwrap();
+    let v = Volume::mount(vec![device], MountOptions { background: false, ..MountOptions::default() }).unwrap();
+    let how = OpenHow { read: true, write: true, create: true, mode: 0o644, ..OpenHow::default() };
+    let f = v.open_path(b"f", how, &Cred::root()).unwrap();
+    let (i, d) = (v.mounted(), v.mounted().domains.iter().next().unwrap());
+    let have = || d.space.stats().free_segments + i.shared.unclaimed.load(Ordering::Relaxed) / 512;
+    let mut end = 0;
+    while have() > free {
+        v.write(&f, end, &[7; 64 * 4096]).unwrap();
+        v.sync().unwrap();
+        end += 64 * 4096;
+    }
+    // of eight segments' worth of blocks nine of ten go
+    for at in (0..8 * 512 * 4096).step_by(10 * 4096) {
+        v.fallocate(&f, FallocMode::PunchHole, at, 9 * 4096).unwrap();
+    }
+    v.sync().unwrap();
+    (counted, v)
+}
+
+#[test]
+fn the_cleaner_takes_what_others_leave_unless_room_is_short() {
+    /// Looks until something moved, while others read as much as before in each; blocks that moved then.
+    fn looks(v: &Volume, counted: &CountDevice, busy: bool) -> (u32, u64) {
+        let (i, d) = (v.mounted(), v.mounted().domains.iter().next().unwrap());
+        let mut buf = vec![0; 16 << 20];
+        let mut now = Duration::from_secs(1000);
+        for look in 0..20 {
+            if busy || look < 2 {
+                d.store.read(BlockAddr(0), &mut buf).unwrap();
+            }
+            now += Duration::from_millis(100);
+            let before = counted.counters();
+            // the first two say how fast the device is, at least
+            let moved = if look < 2 {
+                i.cleaner_share.lock().left(now, d.store.bytes_asked());
+                0
+            } else {
+                i.clean_at_pace(d, false, now).unwrap()
+            };
+            if moved > 0 {
+                let did = counted.counters() - before;
+                assert!(did.write_blocks >= moved, "{moved} moved, {did:?}");
+                return (look - 2, moved);
+            }
+        }
+        panic!("nothing moved");
+    }
+    let of = |free, busy| {
+        let (counted, v) = nearly_full(free);
+        looks(&v, &counted, busy)
+    };
+    // one segment's worth of what it may do in any case is saved before one is moved
+    let (looked, moved) = of(2, true);
+    assert!(looked > 0 && moved < 60, "{looked} looks, {moved} blocks");
+    let (looked, moved) = of(2, false);
+    assert!(looked == 0 && moved > 60, "{looked} looks, {moved} blocks");
+    let (looked, moved) = of(1, true);
+    assert!(looked == 0 && moved > 60, "{looked} looks, {moved} blocks");
 }
