@@ -117,6 +117,9 @@ impl Volume {
             if before != (st.atime, st.mtime, st.ctime) {
                 st.durability.operation_changes_times();
             }
+            if c.kind == FileKind::Dir && !only_times(set) {
+                i.dom(c.domain).keep_root(c, &st)?;
+            }
             return Ok(c.attr(&st));
         }
     }

@@ -120,6 +120,28 @@ impl Space {
         })
     }
 
+    /// Frees all blocks that are valid, but for metadata and the journal: before anybody uses the domain.
+    ///
+    /// # Errors
+    /// `Corrupt` where an owner table does not hold; of the device.
+    pub(crate) fn free_all(&self) -> Result<()> {
+        let groups: Vec<_> = self.groups.read().values().cloned().collect();
+        for segment in groups.iter().flat_map(|g| &g.segments) {
+            let valid = segment.state.lock().entry.valid;
+            let taken = |i: u32| bitmap::get(&valid, i) && !bitmap::get(&segment.fixed, i);
+            let mut at = 0;
+            while at < SEGMENT_BLOCKS {
+                let len = (at..SEGMENT_BLOCKS).take_while(|i| taken(*i)).count() as u32;
+                if len > 0 {
+                    self.apply_free(Run { addr: BlockAddr(segment.start.0 + u64::from(at)), len }, false)?;
+                }
+                at += len + 1;
+            }
+            self.evict_owners();
+        }
+        Ok(())
+    }
+
     /// Calls `f` with the parts of a run, segment by segment, after checking all of it.
     pub(super) fn for_each_piece(
         &self,
