@@ -118,7 +118,7 @@ fn look(image: MemDevice, done: usize, stage: &Stage) -> Result<bool, String> {
     if found.is_some() {
         holds(&v, "d/again", 9)?;
         v.unlink(v.tenant("t").map_err(text)?.root, b"again").map_err(text)?;
-        may(&Some(tree(&v, v.tenant("t").map_err(text)?.root).map_err(text)?), &[found.clone()], done)?;
+        may(&Some(tree(&v, v.tenant("t").map_err(text)?.root).map_err(text)?), std::slice::from_ref(&found), done)?;
     }
     v.unmount().map_err(text)?;
     Ok(found.is_some_and(|t| !t.is_empty()))

@@ -59,10 +59,13 @@ impl Domain {
         let mut durable = header.header.last_tx.get();
         let mut unread = None;
         if discards {
-            tracing::warn!(
-                "tenant {} has no journal and was in use when the volume stopped: its content is discarded",
-                header.header.tenant_name_str()
-            );
+            // else it may be in use at this moment
+            if replay_it {
+                tracing::warn!(
+                    "tenant {} has no journal and was in use when the volume stopped: its content is discarded",
+                    header.header.tenant_name_str()
+                );
+            }
             // chunks of a rest that the crash cut off must not lie where the journal goes on
             let (chunks, end) = if replay_it { journal.scan(&shared.workers)? } else { (Vec::new(), journal.head()) };
             let newest = chunks.iter().map(|c| c.tx.0).max().unwrap_or(0);

@@ -209,8 +209,11 @@ impl MountedVolume {
     /// # Errors
     /// As [`Self::commit_all`].
     pub fn settle_all(&self) -> Result<()> {
-        let scratch = self.domains.iter().filter(|d| !d.keeps_journal() && d.failed().is_none());
-        scratch.fold(Ok(()), |r, d| r.and(d.commit())).and(self.commit_all())
+        let mut r = Ok(());
+        for d in self.domains.iter().filter(|d| !d.keeps_journal() && d.failed().is_none()) {
+            r = r.and(d.commit());
+        }
+        r.and(self.commit_all())
     }
 
     /// [`Self::commit_all`], with the data that commits leave alone (`data=writeback`).
