@@ -24,7 +24,7 @@ use crate::scan::{SMALL_GROUPS, dirs, names, nodes, space, tables, volume};
 use crate::threads::{cpus, each};
 use braidfs_device::Device;
 use braidfs_format::InodeNo;
-use braidfs_format::domain::{CLEAN, NEEDS_GC};
+use braidfs_format::domain::{CLEAN, DomainHeader, NEEDS_GC};
 use braidfs_store::interface::Replay;
 use braidfs_store::overlay::OverlayDevice;
 use braidfs_sync::plain::Mutex;
@@ -228,6 +228,7 @@ fn scan(devices: &[Arc<dyn Device>], prepared: &mut Prepared, progress: &dyn Fn(
     progress("names", 0, 1);
     names::check(&mut m);
     tenants_have_roots(&mut m);
+    scratch_roots_are_kept(&mut m);
     m.inodes.holds()?;
     progress("names", 1, 1);
     Ok(m)
@@ -246,6 +247,24 @@ fn tenants_have_roots(m: &mut Model) {
         d.header_dirty = true;
         let mut log = Log::of(d.number);
         log.add(codes::TENANT, None, why);
+        m.log.findings.append(&mut log.findings);
+    }
+}
+
+/// A tenant without a journal whose directory has another name than its header keeps gets a journal: it would come back in a
+/// place that is not there.
+fn scratch_roots_are_kept(m: &mut Model) {
+    for i in 0..m.domains.len() {
+        let Some(mut h) = m.domains[i].header.filter(DomainHeader::is_scratch) else { continue };
+        let is = m.body(InodeNo(h.tenant_root.get())).map(|root| root.inode.links.clone());
+        if is == tenant::kept_links(&h) {
+            continue;
+        }
+        tenant::journaled(&mut h);
+        let d = &mut m.domains[i];
+        (d.header, d.header_dirty) = (Some(h), true);
+        let mut log = Log::of(d.number);
+        log.add(codes::TENANT, None, "the directory of a tenant without a journal has another name than is kept of it");
         m.log.findings.append(&mut log.findings);
     }
 }

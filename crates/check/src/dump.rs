@@ -246,6 +246,14 @@ impl Dump {
                 };
                 line!(o, "memory           {} bytes at least, {most}", h.tenant_memory_min);
             }
+            if let Some(mode) = h.journal_mode() {
+                let state = match (h.is_scratch(), h.is_discarded()) {
+                    (false, _) => "",
+                    (true, false) => ": there is none; at rest",
+                    (true, true) => ": there is none; in use, its content counts for nothing",
+                };
+                line!(o, "journal mode     {mode}{state}");
+            }
             for (rate, name) in h.tenant_rates.iter().zip(TENANT_RATES).filter(|(r, _)| r.per_second.get() > 0) {
                 line!(o, "{name:<16} {} per second, {} at once", rate.per_second, rate.burst);
             }

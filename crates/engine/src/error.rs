@@ -35,6 +35,9 @@ pub enum Error {
     /// EXDEV: into a directory with a limit of its own come only files that count there: they are copied.
     #[error("the inode counts for another directory's limit")]
     CrossProject,
+    /// EXDEV: no name crosses the border of a tenant without a journal: what is to be on the other side is copied.
+    #[error("a tenant without a journal is a file system of its own: copy")]
+    CrossScratch,
     /// ENOSPC: a transaction, or a roll-forward record, does not fit what is left of a domain's journal. An fsync that meets
     /// it commits instead; a commit, for which operations keep room, fails the domain.
     #[error("the journal is full")]
@@ -144,7 +147,7 @@ impl Error {
             Self::NotEmpty => E::NOTEMPTY,
             Self::NoSpace | Self::JournalFull | Self::Quota(QuotaOwner::Project(_)) => E::NOSPC,
             Self::Quota(QuotaOwner::User(_) | QuotaOwner::Group(_)) => E::DQUOT,
-            Self::CrossProject => E::XDEV,
+            Self::CrossProject | Self::CrossScratch => E::XDEV,
             Self::NameTooLong => E::NAMETOOLONG,
             Self::Invalid(_) | Self::Size(_) => E::INVAL,
             Self::Access => E::ACCESS,

@@ -112,6 +112,13 @@ pub enum Bug {
     DeviceEarly,
     /// A device that leaves is wiped before the superblock that counts is without it. Not in [`Bug::ALL`], as the last one.
     LeftEarly,
+    /// A domain without a journal is in use before its header says so. Not in [`Bug::ALL`], as the two that follow: the test
+    /// kit's `planted_scratch` shows them.
+    ScratchUntold,
+    /// The header of a domain that is emptied after a crash says that it is whole before its tables are empty.
+    ScratchEmptiedLate,
+    /// A name crosses the border of a domain without a journal.
+    ScratchBorderOpen,
     /// A domain that is added is counted before its header is durable. Not in [`Bug::ALL`]: the test kit's `planted_domain`
     /// shows it.
     DomainEarly,

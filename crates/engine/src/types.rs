@@ -1,6 +1,7 @@
 //! Types of the library API.
 
 use braidfs_format::dentry::Dentry;
+pub use braidfs_format::domain::JournalMode;
 pub use braidfs_format::file_kind::FileKind;
 use braidfs_format::inode::Tombstone;
 pub use braidfs_format::inode::{Placement, Timestamp};

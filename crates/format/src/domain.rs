@@ -15,6 +15,55 @@ pub const NEEDS_GC: u32 = 4;
 /// `tenant_flags`: the domain was made for tenants: what is of none is not placed there.
 pub const KEPT_FOR_TENANTS: u32 = 1;
 
+/// Longest [`DomainHeader::scratch_root`], bytes.
+pub const SCRATCH_ROOT_MAX: usize = 3072;
+
+/// How the domain of a tenant uses its journal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum JournalMode {
+    /// Metadata is journaled, data is on the device before it: `data=ordered`, whatever the mount says.
+    Ordered = 1,
+    /// No file is overwritten in place: `data=journal`, whatever the mount says.
+    Data = 2,
+    /// There is no journal: nothing is promised before an unmount.
+    Scratch = 3,
+}
+
+impl JournalMode {
+    /// Its number on disk; 0: as the mount says.
+    pub fn number(mode: Option<Self>) -> u8 {
+        mode.map_or(0, |m| m as u8)
+    }
+    /// What such a number says.
+    ///
+    /// # Errors
+    /// [`Corrupt`] where it says nothing.
+    pub fn from_number(n: u8) -> Result<Option<Self>, Corrupt> {
+        Ok(match n {
+            0 => None,
+            1 => Some(Self::Ordered),
+            2 => Some(Self::Data),
+            3 => Some(Self::Scratch),
+            n => return Err(Corrupt::new("domain header", format!("journal mode {n} is none"))),
+        })
+    }
+    /// As options and reports have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ordered => "ordered",
+            Self::Data => "data",
+            Self::Scratch => "scratch",
+        }
+    }
+}
+
+impl std::fmt::Display for JournalMode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// One block, in a shadow pair: what a domain must know before it can read its journal.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -75,8 +124,20 @@ pub struct DomainHeader {
     pub tenant_memory_min: U64,
     /// Bytes of the cache that it may hold; 0: as many as there are.
     pub tenant_memory_max: U64,
+    /// How the tenant's domain uses its journal: 0, or a [`JournalMode`] as a number.
+    pub tenant_journal: u8,
+    /// Of a domain without a journal, 1: tables and journal say all of it, as an unmount left them. 0: it is in use, or was
+    /// when the volume stopped, and then its content is nothing.
+    pub scratch_at_rest: u8,
+    /// Bytes of [`Self::scratch_root`] that are used.
+    pub scratch_root_bytes: U16,
     /// Unused, written as 0.
-    pub reserved: [u8; 3784],
+    pub reserved4: U32,
+    /// Of a domain without a journal: the record of its tenant's root directory ([`crate::node::NodeRecord`]), without names
+    /// in it. It is made again from that.
+    pub scratch_root: [u8; SCRATCH_ROOT_MAX],
+    /// Unused, written as 0.
+    pub reserved: [u8; 704],
 }
 const _: () = assert!(size_of::<DomainHeader>() == BLOCK_BYTES);
 
@@ -101,6 +162,32 @@ impl DomainHeader {
     pub fn tenant_name_str(&self) -> String {
         let n = self.tenant_name.iter().position(|&b| b == 0).unwrap_or(self.tenant_name.len());
         String::from_utf8_lossy(&self.tenant_name[..n]).into_owned()
+    }
+    /// How its journal is used; `None`: as the mount says. A number that [`Self::from_pair`] refuses counts as none.
+    pub fn journal_mode(&self) -> Option<JournalMode> {
+        JournalMode::from_number(self.tenant_journal).unwrap_or_default()
+    }
+    /// Whether it is a domain without a journal.
+    pub fn is_scratch(&self) -> bool {
+        self.journal_mode() == Some(JournalMode::Scratch)
+    }
+    /// Whether its content is nothing: it has no journal, and was in use when the volume stopped.
+    pub fn is_discarded(&self) -> bool {
+        self.is_scratch() && self.scratch_at_rest == 0
+    }
+    /// The record of the root directory, as [`Self::scratch_root`] has it.
+    pub fn scratch_root_record(&self) -> &[u8] {
+        &self.scratch_root[..usize::from(self.scratch_root_bytes.get()).min(SCRATCH_ROOT_MAX)]
+    }
+    /// Keeps the record of the root directory; false where it is too long, and nothing has changed.
+    pub fn keep_scratch_root(&mut self, record: &[u8]) -> bool {
+        if record.len() > SCRATCH_ROOT_MAX {
+            return false;
+        }
+        self.scratch_root.fill(0);
+        self.scratch_root[..record.len()].copy_from_slice(record);
+        self.scratch_root_bytes = (record.len() as u16).into();
+        true
     }
     /// All fields 0, the block header too.
     pub fn empty() -> Self {
@@ -131,6 +218,7 @@ impl DomainHeader {
         if s.head_pos.get() - s.tail_pos.get() > u64::from(s.journal_blocks.get()) || s.head_pos.get() > 1 << 62 {
             return bad("the journal's head and tail are too far apart");
         }
+        JournalMode::from_number(s.tenant_journal)?;
         Ok((copy, h.seq.get(), s))
     }
 }

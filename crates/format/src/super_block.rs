@@ -15,8 +15,11 @@ pub const MAX_DEVICES: usize = 16;
 pub const MAX_DOMAINS: u16 = 256;
 /// `incompat` bit: extents carry a CRC-32C per data block.
 pub const INCOMPAT_DATA_SUMS: u32 = 1;
+/// `incompat` bit: a domain without a journal was made. An older program would believe its tables after a crash. It is never
+/// taken back.
+pub const INCOMPAT_SCRATCH: u32 = 2;
 /// All `incompat` bits that this code knows.
-pub const INCOMPAT_KNOWN: u32 = INCOMPAT_DATA_SUMS;
+pub const INCOMPAT_KNOWN: u32 = INCOMPAT_DATA_SUMS | INCOMPAT_SCRATCH;
 
 /// All `ro_compat` bits that this code knows.
 pub const RO_COMPAT_KNOWN: u32 = 0;

@@ -21,7 +21,7 @@ pub(crate) use quota::{
 };
 pub use quota::{QuotaChange, QuotaSubject, quota_remove, quota_set, quota_show, quotas};
 pub(crate) use tenant::{
-    KNOWS_INODES, LEAVE_SPACE, SET_INODES, SET_MEMORY, SET_RATES, SET_SOFT, TENANT, TenantArg, TenantCall,
+    KNOWS_INODES, LEAVE_SPACE, SET_INODES, SET_JOURNAL, SET_MEMORY, SET_RATES, SET_SOFT, TENANT, TenantArg, TenantCall,
 };
 pub use tenant::{
     NewLimit, TenantChange, TenantInfo, tenant_create, tenant_mount, tenant_remove, tenant_set, tenant_show, tenants,

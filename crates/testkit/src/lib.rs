@@ -32,6 +32,7 @@ pub mod oracle;
 pub mod quota;
 pub mod resize;
 pub mod run;
+pub mod scratch;
 pub mod shared_dir;
 pub mod shared_file;
 pub mod shrink;

@@ -71,6 +71,13 @@ fn tables_first(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<BTreeSe
     let mut m = volume::read(devices)?;
     p.log.findings.append(&mut m.log.findings);
     let store = Arc::clone(&m.store);
+    for h in m.domains.iter().filter_map(|d| d.header).filter(DomainHeader::is_discarded) {
+        p.notes.push(format!(
+            "domain {}: tenant {:?} has no journal and was in use when the volume stopped: it is empty",
+            h.domain,
+            h.tenant_name_str()
+        ));
+    }
     for domain in m.domains.iter_mut().filter(|d| is_dirty(d)) {
         let mut log = Log::of(domain.number);
         tables::read_groups(&store, &mut log, domain, &m.bat);

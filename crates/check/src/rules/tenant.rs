@@ -1,8 +1,11 @@
 //! Rules of what a domain's header says of a tenant.
 
 use braidfs_format::InodeNo;
+use braidfs_format::codec::Reader;
 use braidfs_format::domain::{DomainHeader, TENANT_RATE_MAX, TENANT_RATES, TenantRate};
-use braidfs_format::node::{DIR, NodeEntry};
+use braidfs_format::file_kind::FileKind;
+use braidfs_format::inode::{Inode, Link};
+use braidfs_format::node::{DIR, NodeEntry, NodeRecord};
 use std::collections::HashSet;
 
 /// The least limit of a tenant, blocks: what the engine takes.
@@ -29,6 +32,8 @@ pub enum Wrong {
     Soft(String),
     /// The limits of memory are none.
     Memory(String),
+    /// What it says of its journal is nothing.
+    Journal(String),
 }
 
 impl Wrong {
@@ -40,7 +45,8 @@ impl Wrong {
         | Self::Inodes(why)
         | Self::Rate(_, why)
         | Self::Soft(why)
-        | Self::Memory(why)) = self;
+        | Self::Memory(why)
+        | Self::Journal(why)) = self;
         why
     }
 }
@@ -73,7 +79,7 @@ pub fn fields(h: &DomainHeader, owner: impl Fn(InodeNo) -> Option<u16>, mut wron
     let root = h.tenant_root.get();
     let blank = h.tenant_generation.get() == 0 && h.tenant_blocks.get() == 0 && h.tenant_name == [0; 64];
     let blank = blank && h.tenant_inodes.get() == 0 && h.tenant_rates == [TenantRate::default(); 4];
-    let blank = blank && soft(h) == (0, 0, 0) && memory(h) == (0, 0);
+    let blank = blank && soft(h) == (0, 0, 0) && memory(h) == (0, 0) && h.tenant_journal == 0;
     if root == 0 {
         if !blank {
             wrong(Wrong::Root("a tenant without a directory".into()));
@@ -109,6 +115,21 @@ pub fn fields(h: &DomainHeader, owner: impl Fn(InodeNo) -> Option<u16>, mut wron
     if most > 0 && most < MEMORY_MIN.max(least) {
         wrong(Wrong::Memory(format!("the tenant's memory is {least} bytes at least and {most} at most")));
     }
+    if h.is_scratch() && kept_links(h).is_none() {
+        wrong(Wrong::Journal(
+            "the tenant has no journal, and no record from which its directory can be made again".into(),
+        ));
+    }
+}
+
+/// Names of the root directory of a domain without a journal, as its header keeps them; `None` where it keeps no such directory.
+pub fn kept_links(h: &DomainHeader) -> Option<Vec<Link>> {
+    let mut r = Reader::new(h.scratch_root_record(), "root directory of a tenant");
+    let record = NodeRecord::decode(&mut r).ok().filter(|r| r.flags & DIR != 0)?;
+    let numbers = (InodeNo(h.tenant_root.get()).node(), h.tenant_generation.get());
+    let inode = Inode::decode(&record.payload).ok().filter(|_| (record.node, record.generation) == numbers)?;
+    let is_dir = FileKind::from_mode(inode.mode) == Some(FileKind::Dir);
+    Some(inode.links).filter(|links| is_dir && !links.is_empty())
 }
 
 /// Least and most bytes of memory.
@@ -138,6 +159,13 @@ pub fn clear(h: &mut DomainHeader) {
     h.tenant_rates = [TenantRate::default(); 4];
     no_soft_limit(h);
     any_memory(h);
+    journaled(h);
+}
+
+/// Has it a journal, as the mount says.
+pub fn journaled(h: &mut DomainHeader) {
+    (h.tenant_journal, h.scratch_at_rest) = (0, 0);
+    h.keep_scratch_root(&[]);
 }
 
 /// Takes the limits of memory away.

@@ -6,7 +6,7 @@ use crate::report::Log;
 use braidfs_format::BlockKind;
 use braidfs_format::bat::{self, BatEntry, ENTRIES_PER_BLOCK};
 use braidfs_format::domain::DomainHeader;
-use braidfs_format::super_block::{DeviceEntry, SuperBlock};
+use braidfs_format::super_block::{DeviceEntry, INCOMPAT_SCRATCH, SuperBlock};
 use braidfs_store::{Store, super_io};
 
 /// The superblock at block `addr` of device `device` says what `sb` does; else that is noted.
@@ -22,7 +22,7 @@ pub fn superblock(store: &Store, log: &mut Log, sb: &SuperBlock, device: usize, 
 }
 
 /// Whether superblock `a` says the same as `b`, which counts, but for the header, the device that they stand on, and what a
-/// crash may have changed in some of them: the label, `compat`, whether a device is drained, and the number of domains, which the BAT tells; and the size, of a
+/// crash may have changed in some of them: the label, `compat`, that there is a domain without a journal, whether a device is drained, and the number of domains, which the BAT tells; and the size, of a
 /// volume that was about to grow, on its last device or by one more, or has just become smaller: all that a larger one needs
 /// was there before.
 fn same(a: &SuperBlock, b: &SuperBlock, device: u16) -> bool {
@@ -30,6 +30,7 @@ fn same(a: &SuperBlock, b: &SuperBlock, device: u16) -> bool {
     let last = devices.saturating_sub(1);
     let plain = |s: &SuperBlock| {
         let mut s = SuperBlock { label: [0; 64], compat: 0.into(), groups: 0.into(), domains: 1.into(), ..*s };
+        s.incompat = (s.incompat.get() & !INCOMPAT_SCRATCH).into();
         s.devices = b.devices;
         s.device[devices..].fill(DeviceEntry::empty());
         s.device[..devices].iter_mut().for_each(|d| d.flags = 0.into());

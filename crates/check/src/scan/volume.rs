@@ -204,6 +204,7 @@ fn read_domains(m: &mut Model) {
             if let Some(copy) = table.damaged {
                 // the lost one may have been the newer: what it knew stands in the journal
                 h.flags = (h.flags.get() & !CLEAN).into();
+                h.scratch_at_rest = 0;
                 let mend = mended(&buf, BlockKind::Domain, volume, pair, copy);
                 m.volume_writes.extend(mend.map(|b| (0, pair + copy as u64, b)));
             }
@@ -258,6 +259,7 @@ fn check_tenants(m: &mut Model) {
                 Wrong::Rate(which, _) => tenant::unlimited_rate(&mut h, which),
                 Wrong::Soft(_) => tenant::no_soft_limit(&mut h),
                 Wrong::Memory(_) => tenant::any_memory(&mut h),
+                Wrong::Journal(_) => tenant::journaled(&mut h),
             }
             log.add(codes::TENANT, None, w.why());
         }

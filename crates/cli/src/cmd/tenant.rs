@@ -4,7 +4,7 @@ use crate::cmd::limits::{self, open, say_json};
 use crate::cmd::mount_options::MountSpec;
 use crate::failure::{Failure, Outcome};
 use crate::{mountinfo, text};
-use braidfs::{MemoryBudget, Rate, RateUse, SoftLimit, TenantBudget, Timestamp};
+use braidfs::{JournalMode, MemoryBudget, Rate, RateUse, SoftLimit, TenantBudget, Timestamp};
 use braidfs_fuse::control::{self, TenantChange, TenantInfo, TenantMount};
 use rustix::io::Errno;
 use serde::Serialize;
@@ -24,6 +24,8 @@ use std::time::Duration;
     braidfs tenant set --write-bps 100M/200M /mnt web         100 MiB a second, after a pause 200 MiB at once\n  \
     braidfs tenant set --read-iops 500 --write-iops none /mnt web\n  \
     braidfs tenant set --memory-min 64M --memory-max 256M /mnt web   of the server's cache\n  \
+    braidfs tenant create --journal scratch /mnt/tmp          no journal: fast, and empty after a crash\n  \
+    braidfs tenant set --journal data /mnt web                no file is overwritten in place from now on\n  \
     braidfs tenant mount /mnt web /srv/web          by itself, with pages of the kernel's of its own; umount ends that\n  \
     braidfs tenant list /mnt\n  \
     braidfs tenant remove /mnt web                  an ordinary directory from now on, with all that is in it\n\n\
@@ -60,7 +62,7 @@ enum Call {
     },
     /// Change limits of a tenant, while it is in use
     #[command(group = clap::ArgGroup::new("limits")
-        .args(["space", "inodes", "soft_space", "read_bps", "write_bps", "read_iops", "write_iops", "memory_min", "memory_max"])
+        .args(["space", "inodes", "soft_space", "read_bps", "write_bps", "read_iops", "write_iops", "memory_min", "memory_max", "journal"])
         .required(true)
         .multiple(true))]
     Set {
@@ -146,6 +148,10 @@ struct More {
     /// Most that it may hold of the server's cache: 256M, or none
     #[arg(long, value_parser = parse, value_name = "SIZE")]
     memory_max: Option<Limit>,
+    /// How its journal is used: ordered, data (no file is overwritten in place), mount (as the mount says), or scratch: there
+    /// is none, nothing is promised, and a crash leaves it empty. Into scratch only when it is made
+    #[arg(long, value_parser = parse_journal, value_name = "MODE")]
+    journal: Option<Journal>,
 }
 
 impl More {
@@ -165,6 +171,22 @@ impl More {
 /// A rate, if there is a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct RateLimit(Option<Rate>);
+
+/// How a journal is used; `None`: as the mount says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Journal(Option<JournalMode>);
+
+fn parse_journal(text: &str) -> Result<Journal, String> {
+    match text {
+        "mount" => return Ok(Journal(None)),
+        "ordered" => Some(JournalMode::Ordered),
+        "data" => Some(JournalMode::Data),
+        "scratch" => Some(JournalMode::Scratch),
+        _ => None,
+    }
+    .map(|mode| Journal(Some(mode)))
+    .ok_or_else(|| "a mode of the journal is ordered, data, scratch or mount".into())
+}
 
 fn parse_bps(text: &str) -> Result<RateLimit, String> {
     parse_rate(text, text::parse_size)
@@ -248,6 +270,8 @@ struct Report {
     memory_min: u64,
     memory_max: Option<u64>,
     cached: u64,
+    /// ordered, data or scratch; none: as the mount says.
+    journal: Option<&'static str>,
     rates: Rates,
     /// Its domain is read-only.
     failed: bool,
@@ -310,6 +334,7 @@ impl From<TenantInfo> for Report {
             memory_min: t.memory.least,
             memory_max: t.memory.most,
             cached: t.cached,
+            journal: t.journal.map(JournalMode::name),
             rates: Rates {
                 read_bps: limited(r.read_bps),
                 write_bps: limited(r.write_bps),
@@ -330,14 +355,15 @@ pub fn run(args: &Args) -> Outcome {
             let rates = braidfs::Rates { read_bps, write_bps, read_iops, write_iops };
             let [least, most] = more.memory().map(Option::flatten);
             let memory = MemoryBudget { least: least.unwrap_or(0), most };
-            let budget =
-                TenantBudget { space: space.0, inodes: inodes.0, soft_space: more.soft().flatten(), rates, memory };
+            let (soft_space, journal) = (more.soft().flatten(), more.journal.and_then(|j| j.0));
+            let budget = TenantBudget { space: space.0, inodes: inodes.0, soft_space, rates, memory, journal };
             create(directory, name.as_deref(), &budget, *json)
         }
         Call::Set { space, inodes, more, json, mountpoint, name } => {
             let (space, inodes) = (space.map(|l| l.0), inodes.map(|l| l.0));
             let (soft_space, rates, memory) = (more.soft(), more.rates(), more.memory());
-            let change = TenantChange { space, inodes, soft_space, rates, memory };
+            let journal = more.journal.map(|j| j.0);
+            let change = TenantChange { space, inodes, soft_space, rates, memory, journal };
             let set = control::tenant_set(&open(mountpoint)?, name, &change);
             tell(&set.map_err(|e| refused(mountpoint, name, &e))?.into(), *json)
         }
@@ -427,6 +453,11 @@ fn tell(t: &Report, json: bool) -> Outcome {
         t.inodes
     ))?;
     tell_soft(t)?;
+    match t.journal {
+        Some("scratch") => crate::say(format_args!("  no journal: what is in it is gone after a crash"))?,
+        Some(mode) => crate::say(format_args!("  journal mode {mode}"))?,
+        None => {}
+    }
     tell_memory(t)?;
     tell_rates("read", (&t.rates.read_bps, &t.rates.read_iops), &t.rates.read)?;
     tell_rates("written", (&t.rates.write_bps, &t.rates.write_iops), &t.rates.written)?;

@@ -135,6 +135,9 @@ impl Volume {
                 st.durability.operation_changes_data();
             }
             set_in(op.tx(c.domain).id, &mut st, set, c.kind, now, before);
+            if c.kind == FileKind::Dir && !only_times(set) {
+                i.dom(c.domain).keep_root(c, &st)?;
+            }
             return Ok(c.attr(&st));
         }
     }
@@ -155,6 +158,10 @@ impl MountedVolume {
         }
         let d = self.dom(c.domain);
         d.check_writable()?;
+        // the header of its domain is to be told
+        if set.mode.is_some() && d.keeps_root(c) {
+            return Ok(None);
+        }
         let mut guard = c.state.write();
         let st = &mut *guard;
         let tx = d.running();

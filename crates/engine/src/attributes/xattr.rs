@@ -2,6 +2,7 @@
 
 use super::acl;
 use crate::cell::record::XATTR_BYTES_MAX;
+use crate::domain::scratch::SCRATCH_ROOT_XATTRS;
 use crate::error::{Error, Result};
 use crate::names::checks::check_changeable;
 use crate::types::*;
@@ -63,7 +64,8 @@ impl Volume {
     /// Sets one.
     ///
     /// # Errors
-    /// [`Error::Exists`], [`Error::NoAttr`] by `mode`; [`Error::NoSpace`] beyond 64 KiB for all of an inode;
+    /// [`Error::Exists`], [`Error::NoAttr`] by `mode`; [`Error::NoSpace`] beyond 64 KiB for all of an inode, or 2 KiB of the root
+    /// of a tenant without a journal;
     /// [`Error::Unsupported`] for other name spaces; [`Error::Perm`] for append-only and immutable inodes.
     pub fn setxattr(&self, ino: InodeNo, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         let i = self.mounted();
@@ -106,7 +108,8 @@ impl Volume {
             }
             let others: usize =
                 st.xattrs.iter().filter(|(n, _)| **n != *name).map(|(n, v)| n.len() + v.len() + 5).sum();
-            if others + name.len() + value.len() + 5 > XATTR_BYTES_MAX {
+            let most = if i.dom(c.domain).keeps_root(&c) { SCRATCH_ROOT_XATTRS } else { XATTR_BYTES_MAX };
+            if others + name.len() + value.len() + 5 > most {
                 return Err(Error::NoSpace);
             }
             if name.starts_with(b"system.") && name != acl::ACCESS && name != acl::DEFAULT {
@@ -129,7 +132,7 @@ impl Volume {
         }
         st.ctime = i.shared.now();
         st.durability.operation_changes_data();
-        Ok(())
+        i.dom(c.domain).keep_root(&c, &st)
     }
 
     /// Names of all.
@@ -195,6 +198,6 @@ impl Volume {
         st.xattrs.retain(|(n, _)| **n != *name);
         st.ctime = i.shared.now();
         st.durability.operation_changes_data();
-        Ok(())
+        i.dom(c.domain).keep_root(&c, &st)
     }
 }

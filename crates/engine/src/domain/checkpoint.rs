@@ -264,6 +264,7 @@ impl Domain {
         }
         h.flags = f.into();
         h.mounts = (h.mounts.get().wrapping_add(1)).into();
+        self.scratch_in_use(h);
         h.head_pos = self.journal.head().into();
     }
 
@@ -283,6 +284,9 @@ impl Domain {
         if cost > 0 {
             self.commit()?;
         }
+        if !self.fits_journal() {
+            return Ok(());
+        }
         // somebody else may have done it while we waited, or does it now
         if self.journal.tail() == tail {
             self.checkpoint_beyond(tail)?;
@@ -301,7 +305,7 @@ impl Domain {
     }
 
     /// Commits a transaction that begins no earlier than now and lists the orphans.
-    fn list_orphans(&self) -> Result<()> {
+    pub(super) fn list_orphans(&self) -> Result<()> {
         {
             let g = self.gate.read();
             g.record_all([braidfs_format::journal::Record::Orphans(Vec::new())]);
@@ -312,6 +316,7 @@ impl Domain {
     /// The header as a proper unmount leaves it, where all is checkpointed and no inode is unlinked and open. What came into
     /// the journal after the checkpoint began is in no home table: where there is such, the next mount replays it.
     pub(crate) fn is_clean(&self, h: &mut DomainHeader) {
+        self.scratch_at_rest(h);
         if self.orphans.is_empty() && !self.first_pos.lock().has_newer(h.checkpointed_tx.get()) {
             h.tail_pos = h.head_pos;
             h.flags = (h.flags.get() | CLEAN).into();

@@ -168,8 +168,10 @@ impl Domain {
             records.push(Record::Orphans(orphans));
         }
 
-        self.write_transaction(tx, &records)?;
-        self.orphans_listed.store(listed, Ordering::Release);
+        if self.keeps_journal() {
+            self.write_transaction(tx, &records)?;
+            self.orphans_listed.store(listed, Ordering::Release);
+        }
 
         // durable from here on
         let peers = tx.peers_so_far();
@@ -191,7 +193,9 @@ impl Domain {
         }
         // also those that no commit ever had: what was in them may be durable in other domains. After `peer_txs`: a
         // checkpoint that lets them go has seen to their peers
-        for c in share.dead.iter().filter(|c| c.kind == FileKind::Dir) {
+        // (nothing elsewhere names one of a domain without a journal)
+        let quarantines = self.keeps_journal();
+        for c in share.dead.iter().filter(|c| quarantines && c.kind == FileKind::Dir) {
             self.nodes.quarantine(c.ino.node());
             self.quarantined.lock().push(c.ino);
         }
@@ -386,7 +390,8 @@ impl Domain {
 impl Domain {
     /// Whether transaction `id` still has to be made durable. An error of the domain is told by [`Self::commit_upto`].
     pub fn needs_commit(&self, id: TxId) -> bool {
-        if self.committed_tx() >= id {
+        // what makes nothing durable is waited for by nobody
+        if self.committed_tx() >= id || !self.keeps_journal() {
             return false;
         }
         let running = self.gate.read();

@@ -38,7 +38,7 @@ impl Domain {
 
     /// Whether commits leave data alone (`data=writeback`): whoever promises that data is durable asks for it first.
     pub fn lazy_data(&self) -> bool {
-        self.shared.options.data == DataMode::Writeback
+        self.data_mode() == DataMode::Writeback
     }
 
     /// Writes the data of all files in memory: before a commit that promises everything (`data=writeback`; in the other

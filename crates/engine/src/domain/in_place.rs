@@ -56,7 +56,7 @@ impl Domain {
     /// Whether ordinary files are overwritten at all on this volume.
     fn overwrites(&self) -> bool {
         let o = &self.shared.options;
-        o.overwrite == Overwrite::Auto && o.data != DataMode::Journal && !self.shared.data_sums
+        o.overwrite == Overwrite::Auto && self.data_mode() != DataMode::Journal && !self.shared.data_sums
     }
 
     /// Whether size and blocks of the file are durable as they are, and no record holds checksums of these blocks.
@@ -98,7 +98,7 @@ impl Domain {
         let nocow = st.flags & NOCOW != 0;
         let place_durable = self.place_durable(st);
         let Body::File(f) = &mut st.body else { return InPlace::No };
-        let may = if nocow { self.shared.options.data != DataMode::Journal } else { self.overwrites() };
+        let may = if nocow { self.data_mode() != DataMode::Journal } else { self.overwrites() };
         if f.inline.is_some() || !may {
             return InPlace::No;
         }

@@ -24,6 +24,7 @@ mod help;
 pub mod in_pieces;
 pub mod in_place;
 pub mod inodes;
+mod journal_use;
 pub mod load;
 pub mod memory;
 mod merge;
@@ -35,6 +36,7 @@ pub mod quiesce;
 pub mod recover;
 pub mod recovered;
 pub(crate) mod replay;
+pub(crate) mod scratch;
 pub mod serialise;
 mod shared;
 pub mod sync;
@@ -170,6 +172,8 @@ pub struct Domain {
     tenant_root: AtomicU64,
     /// What is of no tenant is not placed here.
     kept: AtomicBool,
+    /// Whether it has a journal, and what that is for.
+    journal_use: journal_use::JournalUse,
     /// How many inodes there are, and may be; counted in domains for tenants.
     pub inodes: inodes::InodeCount,
     /// What its tenant may ask of the device in a second.
@@ -275,6 +279,7 @@ impl Domain {
         if shared.options.discard {
             space.note_freed();
         }
+        let journal_use = journal_use::JournalUse::of(&header.header);
         let held = memory::budget_of(&header.header);
         let pinned_max = memory::pinned_max(shared.options.cache_bytes, held.most);
         let memory = MemoryUse::new(shared.looks.clone());
@@ -317,6 +322,7 @@ impl Domain {
             vacated: VacatedNames::default(),
             tenant_root: AtomicU64::new(tenant_root),
             kept: AtomicBool::new(kept),
+            journal_use,
             inodes: inodes::InodeCount::new(kept || tenant_root > 0, inodes_max),
             budget,
             peers,
@@ -421,6 +427,7 @@ impl Domain {
             return self.make_journal_room();
         }
         self.commit()?;
+        self.write_excess_tables()?;
         let cells = most / CELL_COST;
         if self.cells.len() > 2 * cells {
             self.evict(Memory { cells, ..Memory::default() });
@@ -466,6 +473,9 @@ impl Domain {
 
     /// Whether a commit of `cost` bytes more could run into the journal's end.
     fn journal_tight(&self, cost: usize) -> bool {
+        if !self.fits_journal() {
+            return false;
+        }
         let pending = self.pending.load(Ordering::Acquire);
         let need = ((cost + pending) / 4096) as u64 * 5 / 4 + 8;
         self.journal.used() + need > self.journal.blocks() * 5 / 8

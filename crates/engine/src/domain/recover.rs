@@ -43,7 +43,8 @@ impl Domain {
         let _span = tracing::debug_span!("open", domain = %id).entered();
         let journal = Journal::open(store.clone(), id, &header.header);
         let replay_it = !shared.options.checkpoint_only;
-        if header.header.flags.get() & CLEAN != 0 && replay_it && journal.goes_on()? {
+        let discards = header.header.is_discarded();
+        if header.header.flags.get() & CLEAN != 0 && replay_it && !discards && journal.goes_on()? {
             // the header is older than the journal: the one that was written last is lost
             tracing::warn!("{id}: its header says unmounted, its journal goes on: replayed");
             header.header.flags = (header.header.flags.get() & !CLEAN).into();
@@ -56,7 +57,34 @@ impl Domain {
         let mut rec = Recovered::default();
         let mut keep = None;
         let mut durable = header.header.last_tx.get();
-        if header.header.flags.get() & CLEAN == 0 && replay_it {
+        let mut unread = None;
+        if discards {
+            // else it may be in use at this moment
+            if replay_it {
+                tracing::warn!(
+                    "tenant {} has no journal and was in use when the volume stopped: its content is discarded",
+                    header.header.tenant_name_str()
+                );
+            }
+            // chunks of a rest that the crash cut off must not lie where the journal goes on
+            let (chunks, end) = if replay_it { journal.scan(&shared.workers)? } else { (Vec::new(), journal.head()) };
+            let newest = chunks.iter().map(|c| c.tx.0).max().unwrap_or(0);
+            let head = end.max(journal.head());
+            header.header.last_tx = header.header.last_tx.get().max(newest).into();
+            (header.header.head_pos, header.header.tail_pos) = (head.into(), head.into());
+            journal.set_head(head);
+            journal.release(head);
+            let emptied = match doubt.clone() {
+                Some(why) => Err(why.into()),
+                None => super::scratch::discard(&store, id, &space, &nodes, &mut header),
+            };
+            match emptied {
+                // a look at a volume in use, whose tables may be written at this moment
+                Err(e) if shared.options.checkpoint_only => unread = Some(e),
+                emptied => emptied?,
+            }
+            durable = header.header.last_tx.get();
+        } else if header.header.flags.get() & CLEAN == 0 && replay_it {
             let _span = tracing::debug_span!("replay", domain = %id).entered();
             rec.dirty = true;
             let workers = &shared.workers;
@@ -83,8 +111,8 @@ impl Domain {
             // nothing is given up before the recovery transaction is durable
             d.first_pos.lock().keep_for_recovery(newest + 1, tail);
         }
-        if let Some(why) = doubt {
-            d.fail(&why.into());
+        if let Some(why) = doubt.map(Into::into).or(unread) {
+            d.fail(&why);
         }
         Ok((d, rec))
     }

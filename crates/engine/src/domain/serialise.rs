@@ -132,7 +132,7 @@ impl Domain {
 
     /// Whether the file's data is overwritten where it lies.
     pub fn in_place(&self, st: &State) -> bool {
-        st.flags & NOCOW != 0 && self.shared.options.data != DataMode::Journal && !self.sums_count(st)
+        st.flags & NOCOW != 0 && self.data_mode() != DataMode::Journal && !self.sums_count(st)
     }
 
     /// Whether blocks must stay as they are: a roll-forward record that counts carries their checksums.
@@ -160,8 +160,8 @@ impl Domain {
             return Ok(());
         }
         self.forget_durable(st);
-        let lazy = self.shared.options.data == DataMode::Writeback
-            && matches!(&st.body, Body::File(f) if f.inline.is_none() && f.pages.dirty_count() > 0);
+        let lazy =
+            self.lazy_data() && matches!(&st.body, Body::File(f) if f.inline.is_none() && f.pages.dirty_count() > 0);
         if lazy {
             self.lazy.lock().push(cell.clone());
         } else {

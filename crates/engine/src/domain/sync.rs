@@ -324,7 +324,7 @@ pub fn skeleton_fits(st: &State) -> bool {
 
 /// The record that a directory exists under its name, without its entries: those of synced children come back from
 /// the children's own records. Its attributes fit it ([`skeleton_fits`]).
-fn skeleton(d: &Domain, c: &Cell, st: &State) -> NodeRecord {
+pub(super) fn skeleton(d: &Domain, c: &Cell, st: &State) -> NodeRecord {
     let content = Content::InlineDir(Vec::new());
     let inode = Inode { nlink: 2, size: 0, rdev: 0, content, ..st.to_inode() };
     let remote = st.links.iter().any(|l| d.domain_of(l.parent) != Some(d.id));

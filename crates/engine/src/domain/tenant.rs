@@ -5,7 +5,7 @@ use super::memory::budget_of;
 use crate::budget::rates;
 use crate::error::Result;
 use crate::types::*;
-use braidfs_format::domain::{DomainHeader, KEPT_FOR_TENANTS, TenantRate};
+use braidfs_format::domain::{DomainHeader, JournalMode, KEPT_FOR_TENANTS, TenantRate};
 use std::sync::atomic::Ordering;
 
 /// What a domain's header says of its tenant.
@@ -25,6 +25,10 @@ pub(crate) struct Binding {
     pub soft: Option<Soft>,
     /// What it may hold of the cache.
     pub memory: MemoryBudget,
+    /// How its domain uses the journal.
+    pub journal: Option<JournalMode>,
+    /// Of one without a journal: the record of its root directory.
+    pub root_record: Vec<u8>,
 }
 
 /// A soft limit of space.
@@ -80,6 +84,8 @@ impl Domain {
             rates: rates(&h),
             soft: soft(&h),
             memory: budget_of(&h),
+            journal: h.journal_mode(),
+            root_record: h.scratch_root_record().to_vec(),
         })
     }
 
@@ -95,6 +101,8 @@ impl Domain {
             // where the device refuses this, too, the next header that it takes says so
             let _ = self.write_header(change(old.as_ref()));
             tell(&mut self.header.lock().header, old.as_ref());
+        } else {
+            self.set_journal_mode(to.and_then(|b| b.journal));
         }
         bound
     }
@@ -132,6 +140,14 @@ fn tell(h: &mut DomainHeader, to: Option<&Binding>) {
     h.tenant_soft_since = soft.and_then(|s| s.since).unwrap_or(0).into();
     h.tenant_grace = soft.map_or(0, |s| s.grace).into();
     let memory = to.map(|b| b.memory).unwrap_or_default();
+    let journal = to.and_then(|b| b.journal);
+    if h.journal_mode() != journal {
+        // no state of before is one of a rest
+        h.scratch_at_rest = 0;
+        // else what is kept of it may be newer
+        h.keep_scratch_root(to.filter(|_| journal == Some(JournalMode::Scratch)).map_or(&[], |b| &b.root_record));
+    }
+    h.tenant_journal = JournalMode::number(journal);
     (h.tenant_memory_min, h.tenant_memory_max) = (memory.least.into(), memory.most.unwrap_or(0).into());
     h.tenant_name = [0; 64];
     if let Some(b) = to {

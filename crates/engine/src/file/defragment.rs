@@ -163,7 +163,7 @@ impl MountedVolume {
 
 /// Whether the file is always overwritten in place, or will be once that is durable.
 fn stays(d: &Domain, st: &State) -> bool {
-    st.flags & NOCOW != 0 && d.shared.options.data != DataMode::Journal
+    st.flags & NOCOW != 0 && d.data_mode() != DataMode::Journal
 }
 
 /// Whether a domain can have so many blocks written elsewhere, side by side, and has room for others still.

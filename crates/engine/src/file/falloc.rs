@@ -48,7 +48,7 @@ impl MountedVolume {
         if need > self.room(d, need) {
             // what others have freed counts when that is durable
             self.reap_for_room();
-            self.commit_all()?;
+            self.settle_all()?;
             if need > self.room(d, need) + d.space.margin() {
                 return Err(Error::NoSpace);
             }

@@ -79,7 +79,7 @@ impl MountedVolume {
         charge: &mut Charge<'_>,
     ) -> Result<bool> {
         let d = self.dom(c.domain);
-        let in_place = d.in_place(st);
+        let in_place = d.in_place(st) && !d.reserves_all();
         let Body::File(f) = &mut st.body else { return Ok(true) };
         let (mut new, mut again) = (0, 0);
         for l in (first..=last).filter(|&l| !f.pages.is_dirty(l) && needs_block(f, l, in_place)) {

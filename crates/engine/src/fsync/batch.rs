@@ -222,7 +222,7 @@ impl MountedVolume {
         let mut cells: SmallVec<[(Arc<Cell>, bool, usize); 1]> = SmallVec::new();
         for (i, (ino, data_only)) in files.iter().enumerate() {
             match self.cell(*ino).and_then(|c| self.dom(c.domain).check_failed().map(|()| c)) {
-                Ok(_) if read_only => out[i] = Some(Ok(())),
+                Ok(c) if read_only || !self.dom(c.domain).keeps_journal() => out[i] = Some(Ok(())),
                 Ok(c) if c.kind == FileKind::Dir => {}
                 Ok(c) => cells.push((c, *data_only, i)),
                 Err(e) => out[i] = Some(Err(e)),

@@ -75,7 +75,7 @@ impl MountedVolume {
     /// Commits what an fsync of the object needs with the names that it has now: since this version, which is returned.
     fn commit_for(&self, c: &Arc<Cell>) -> Result<u64> {
         let own = self.dom(c.domain);
-        if self.shared.options.data == DataMode::Writeback {
+        if own.lazy_data() {
             own.flush_cell(c)?; // a commit would leave the data alone
         }
         let mut which = Frontier::EMPTY;
@@ -112,7 +112,8 @@ impl MountedVolume {
         let c = self.cell(ino)?;
         let dom = self.dom(c.domain);
         dom.check_failed()?;
-        if self.read_only() {
+        // one without a journal promises nothing
+        if self.read_only() || !dom.keeps_journal() {
             return Ok(());
         }
         if c.kind == FileKind::Dir {

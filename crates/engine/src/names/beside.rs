@@ -237,6 +237,9 @@ impl MountedVolume {
         }
         let (key, new_key) = (Key::of(from.ino, from.generation, name), Key::of(to.ino, to.generation, new));
         let Some(c) = self.find_beside(from, name, &key)? else { return Ok(None) };
+        if self.check_border(c.domain, to.domain).is_err() {
+            return Ok(None);
+        }
         let hash = self.hash(new);
         if self.is_full_beside(to, new, hash) == Some(true) {
             self.split_beside(to, hash)?;

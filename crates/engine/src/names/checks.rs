@@ -2,6 +2,9 @@
 
 use crate::cell::State;
 use crate::error::{Error, Result};
+use crate::planted::{Bug, planted};
+use crate::types::DomainId;
+use crate::volume::MountedVolume;
 use braidfs_format::inode::NAME_MAX;
 
 /// Names may not be empty, `.`, `..` or too long, nor hold `/` or NUL.
@@ -42,4 +45,14 @@ pub(crate) fn check_takes_names(st: &State) -> Result<()> {
 /// (XFS's project inheritance).
 pub(super) fn check_project(dir: &State, st: &State) -> Result<()> {
     if dir.project() == 0 || dir.project() == st.project() { Ok(()) } else { Err(Error::CrossProject) }
+}
+
+impl MountedVolume {
+    /// # Errors
+    /// [`Error::CrossScratch`] where an inode of one domain would have a name in a directory of another, and one of them has no
+    /// journal: what it says of names is of no use after a crash.
+    pub(super) fn check_border(&self, inode: DomainId, dir: DomainId) -> Result<()> {
+        let closed = |d| self.dom(d).is_closed() && !planted(Bug::ScratchBorderOpen);
+        if inode != dir && (closed(inode) || closed(dir)) { Err(Error::CrossScratch) } else { Ok(()) }
+    }
 }

@@ -29,6 +29,7 @@ impl MountedVolume {
     /// [`Volume::link`] of an inode in a directory that are at hand.
     pub(crate) fn link_in(&self, c: &Arc<Cell>, d: &Arc<Cell>, name: &[u8]) -> Result<Attr> {
         check_name(name)?;
+        self.check_border(c.domain, d.domain)?;
         loop {
             self.commit_exchange(c)?;
             let unwritten = self.commit_new_parents(d, c, c.domain)?;

@@ -260,6 +260,13 @@ impl MountedVolume {
             (RenameMode::Exchange, None) => return Err(Error::NotFound),
             _ => {}
         }
+        for (c, dir) in [(Some(src), &to.dir), (r.partner(), &from.dir)] {
+            let Some(c) = c else { continue };
+            if c.kind == FileKind::Dir && self.dom(c.domain).is_closed() && self.dom(c.domain).is_tenant_root(c.ino) {
+                return Err(Error::Busy("it is the root of a tenant without a journal, which keeps its name".into()));
+            }
+            self.check_border(c.domain, dir.domain)?;
+        }
         let cross = r.two_dirs();
         if cross && src.kind == FileKind::Dir && self.is_ancestor(src.ino, &to.dir)? {
             return Err(Error::Invalid("a directory cannot move below itself"));

@@ -49,9 +49,13 @@ impl NodeTable {
 
     /// Forgets the entries of table blocks not used lately, when there are many in memory.
     pub(super) fn evict_entries(&self) {
-        if !self.resident.sweep_due() {
-            return;
+        if self.resident.sweep_due() {
+            self.sweep_entries();
         }
+    }
+
+    /// [`Self::evict_entries`] of all that can be forgotten, as long as there are many.
+    pub(crate) fn sweep_entries(&self) {
         let groups: Vec<_> = self.groups.read().values().cloned().collect();
         // Twice: the first time takes away the mark of use.
         for group in groups.iter().chain(&groups) {

@@ -100,6 +100,11 @@ impl NodeTable {
         self.cache.charge(budget);
     }
 
+    /// Whether many more table blocks are kept than that, because they changed.
+    pub(crate) fn has_excess_tables(&self) -> bool {
+        self.resident.is_far_beyond()
+    }
+
     /// Memory of the tables, node blocks and buckets that are kept: bytes.
     pub fn memory_bytes(&self) -> u64 {
         self.resident.bytes() + self.cache.bytes()
@@ -181,6 +186,33 @@ impl NodeTable {
             group.dirty.store(true, Relaxed);
             Ok(())
         })
+    }
+
+    /// Frees all nodes, before anybody uses the domain; those that are made from now on have generations that are higher by
+    /// so many.
+    ///
+    /// # Errors
+    /// `Corrupt` where a block does not hold; of the device.
+    pub(crate) fn free_all(&self, generations: u32) -> Result<()> {
+        let groups: Vec<_> = self.groups.read().values().cloned().collect();
+        for group in &groups {
+            for index in 0..group.len() {
+                self.with_block(group, index, |block| {
+                    for entry in block.edit(self, group, index)? {
+                        *entry = NodeEntry {
+                            generation: entry.generation.wrapping_add(generations),
+                            ..NodeEntry::default()
+                        };
+                    }
+                    (0..NODES_PER_BLOCK)
+                        .for_each(|slot| block.set_taken(slot, (group.number, index) == (0, 0) && slot < 2));
+                    group.dirty.store(true, Relaxed);
+                    Ok(())
+                })?;
+            }
+            self.evict_entries();
+        }
+        Ok(())
     }
 
     /// The slot of `node`, whose removal is about to be applied, stays taken until [`NodeTable::release`]: its number must

@@ -123,6 +123,29 @@ impl Space {
         })
     }
 
+    /// Frees all blocks that are valid, but for metadata and the journal: before anybody uses the domain.
+    ///
+    /// # Errors
+    /// `Corrupt` where an owner table does not hold; of the device.
+    pub(crate) fn free_all(&self) -> Result<()> {
+        let groups: Vec<_> = self.groups.read().values().cloned().collect();
+        for segment in groups.iter().flat_map(|g| &g.segments) {
+            let valid = segment.state.lock().entry.valid;
+            let taken = |i: u32| bitmap::get(&valid, i) && !bitmap::get(&segment.fixed, i);
+            let mut at = 0;
+            while at < SEGMENT_BLOCKS {
+                let len = (at..SEGMENT_BLOCKS).take_while(|i| taken(*i)).count() as u32;
+                if len > 0 {
+                    let run = Run { addr: BlockAddr(segment.start.0 + u64::from(at)), len };
+                    self.apply_free(&self.locate(run.addr)?, run, false)?;
+                }
+                at += len + 1;
+            }
+            self.evict_owners();
+        }
+        Ok(())
+    }
+
     /// [`for_each_piece`] of a run.
     pub(super) fn for_each_piece(
         &self,

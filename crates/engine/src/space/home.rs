@@ -78,9 +78,13 @@ impl Space {
 
     /// Forgets owner tables not used lately, when there are many in memory.
     pub(super) fn evict_owners(&self) {
-        if !self.owners.sweep_due() {
-            return;
+        if self.owners.sweep_due() {
+            self.sweep_owners();
         }
+    }
+
+    /// [`Self::evict_owners`] of all that can be forgotten, as long as there are many.
+    pub(crate) fn sweep_owners(&self) {
         let groups: Vec<_> = self.groups.read().values().cloned().collect();
         // Twice: the first time takes away the mark of use.
         for group in groups.iter().chain(&groups) {

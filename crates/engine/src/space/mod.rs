@@ -235,6 +235,11 @@ impl Space {
         self.owners.limit(table_blocks(bytes));
     }
 
+    /// Whether many more owner tables are kept than that, because they changed.
+    pub(crate) fn has_excess_tables(&self) -> bool {
+        self.owners.is_far_beyond()
+    }
+
     /// Memory of the owner tables that are kept: bytes.
     pub(crate) fn table_bytes(&self) -> u64 {
         self.owners.bytes()

@@ -271,6 +271,10 @@ impl Residency {
     pub fn excessive(&self) -> bool {
         self.count() > self.max
     }
+    /// Whether there are twice as many.
+    pub fn is_far_beyond(&self) -> bool {
+        self.count() / 2 > self.max
+    }
     /// Whether a sweep is due; the caller that gets `true` does it and then calls [`Self::swept`].
     pub fn sweep_due(&self) -> bool {
         let at = self.sweep_at.load(Relaxed);

@@ -113,6 +113,15 @@ fn run(mounted: &MountedVolume, stop: &Stop, started: Instant, (t, n): (usize, u
             }
             // errors fail the domain, which says so in the log
             let gains = d.commit_gains();
+            if !d.keeps_journal() {
+                // nobody is promised anything: it writes for want of memory and room only
+                if due {
+                    let _ = d.write_excess_tables();
+                }
+                mounted.discard_freed(d);
+                let _ = mounted.clean_at_pace(d, false, started.elapsed());
+                continue;
+            }
             if due || early {
                 let _ = d.flush_lazy();
             }
@@ -154,6 +163,8 @@ impl MountedVolume {
     /// [`MountOptions::cached_above`]: crate::types::MountOptions::cached_above
     fn much_is_dirty(&self) -> bool {
         let many = DIRTY_PAGES.min(self.cache_budget() / BLOCK_BYTES as u64 / DIRTY_PART);
-        self.shared.options.cached_above && self.dirty_pages() > many
+        // those of domains without a journal wait for no commit
+        let waiting = || self.domains.iter().filter(|d| d.keeps_journal()).map(|d| d.memory.dirty()).sum::<u64>();
+        self.shared.options.cached_above && waiting() > many
     }
 }

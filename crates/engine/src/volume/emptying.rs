@@ -167,6 +167,7 @@ impl MountedVolume {
         self.commit_everything()?;
         self.reap_for_room();
         self.commit_everything()?;
+        self.settle_all()?;
         // numbers of removed directories are taken until a checkpoint
         for d in self.domains.iter().filter(|d| d.failed().is_none() && d.quarantined_numbers() > 0) {
             d.checkpoint()?;

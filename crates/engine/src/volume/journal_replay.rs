@@ -3,6 +3,7 @@
 use super::Volume;
 use crate::domain::recover::Recovered;
 use crate::domain::replay::{self, Tables};
+use crate::domain::scratch;
 use crate::error::Result;
 use crate::nodes::NodeTable;
 use crate::space::{Checkpointed, Run, Space};
@@ -43,6 +44,11 @@ impl Replay for JournalReplay {
         let space = Space::open(Arc::clone(store), domain, 1, groups, Some(journal), Some(checkpointed))?;
         let table = NodeTable::open(Arc::clone(store), domain, &space.groups(), &space)?;
         let tables = Tables { geometry: store.geometry(), space: &space, nodes: &table };
+        if header.is_discarded() {
+            scratch::empty(store, domain, &space, &table, header)?;
+            store.flush()?;
+            return Ok(header.last_tx.get());
+        }
         let workers = Workers::available();
         let newest = replay::replay(domain, chunks, &tables, header, &workers, &mut Recovered::default())?;
         header.checkpoint = header.checkpoint.get().saturating_add(1).into();

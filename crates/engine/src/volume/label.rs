@@ -2,7 +2,7 @@
 
 use super::{MountedVolume, Volume};
 use crate::error::{Error, Result};
-use braidfs_format::super_block::COMPAT_GUARDED;
+use braidfs_format::super_block::{COMPAT_GUARDED, INCOMPAT_SCRATCH};
 use std::sync::atomic::Ordering;
 
 /// Longest label, bytes.
@@ -71,6 +71,20 @@ impl Volume {
 }
 
 impl MountedVolume {
+    /// Has the superblocks say that there is, or was, a domain without a journal, durably: an older program would believe its
+    /// tables after a crash.
+    ///
+    /// # Errors
+    /// Of a device: some of its superblocks may say so then.
+    pub(super) fn tell_scratch(&self) -> Result<()> {
+        let label = self.label.lock();
+        let before = self.sb.read().incompat;
+        // also where one says so: a crash may have come before the others did
+        self.sb.write().incompat = (before.get() | INCOMPAT_SCRATCH).into();
+        self.write_supers(&label, self.compat.load(Ordering::Relaxed))
+            .inspect_err(|_| self.sb.write().incompat = before)
+    }
+
     /// Writes all superblocks, durably. The caller holds the lock of the label.
     pub(super) fn write_supers(&self, label: &[u8; 64], compat: u32) -> Result<()> {
         let mut sb = *self.sb.read();

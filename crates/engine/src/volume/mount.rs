@@ -216,6 +216,8 @@ pub(crate) fn open_domain(
         // what it does not know of stands in the journal
         tracing::warn!("{id}: {lost}; its journal is replayed");
         header.flags = (header.flags.get() & !CLEAN).into();
+        // nor can one without a journal know that it was not in use
+        header.scratch_at_rest = 0;
     }
     let groups = bat.groups_of(id);
     let start = BlockAddr(header.journal_start.get());

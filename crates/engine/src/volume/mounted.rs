@@ -158,7 +158,8 @@ impl MountedVolume {
         &self.domains[usize::from(id.0)]
     }
 
-    /// Commits all domains that have something to commit, side by side.
+    /// Commits all domains that have something to commit, side by side; but for those without a journal, where nothing becomes
+    /// durable by that.
     ///
     /// # Errors
     /// The first one; the other domains are committed all the same.
@@ -205,6 +206,19 @@ impl MountedVolume {
         }
     }
 
+    /// [`Self::commit_all`], of domains without a journal, too: what was freed can be used again then, and what was made stands
+    /// in the tables.
+    ///
+    /// # Errors
+    /// As [`Self::commit_all`].
+    pub fn settle_all(&self) -> Result<()> {
+        let mut r = Ok(());
+        for d in self.domains.iter().filter(|d| !d.keeps_journal() && d.failed().is_none()) {
+            r = r.and(d.commit());
+        }
+        r.and(self.commit_all())
+    }
+
     /// [`Self::commit_all`], with the data that commits leave alone (`data=writeback`).
     ///
     /// # Errors
@@ -233,9 +247,9 @@ impl MountedVolume {
         Ok(c)
     }
 
-    /// A failed domain's changes will never be durable: nothing waits for them.
+    /// A failed domain's changes will never be durable, nor those of one without a journal: nothing waits for them.
     pub fn pending(&self, d: DomainId, t: TxId) -> bool {
         let d = self.dom(d);
-        d.committed_tx() < t && d.failed().is_none()
+        d.committed_tx() < t && d.failed().is_none() && d.keeps_journal()
     }
 }

@@ -9,6 +9,7 @@ use crate::domain::commit::{Enters, enter_all};
 use crate::domain::tx::Tx;
 use crate::domain::{Domain, Enter};
 use crate::error::{Error, Result};
+use crate::planted::{Bug, planted};
 use crate::types::*;
 use braidfs_format::dentry::Dentry;
 use braidfs_format::journal::Record;
@@ -217,6 +218,16 @@ impl<'a> Op<'a> {
 
     /// [`Self::hint`] also within one domain: the fate of the child depends on an inode of another domain.
     pub fn hint_always(&self, dir: &Cell, name: &[u8], child: &Cell) {
+        let closed = |d| self.mounted.dom(d).is_closed();
+        debug_assert!(
+            dir.domain == child.domain
+                || !closed(dir.domain) && !closed(child.domain)
+                || self.mounted.dom(child.domain).is_tenant_root(child.ino)
+                || planted(Bug::ScratchBorderOpen),
+            "{} in {} crosses the border of a domain without a journal",
+            child.ino,
+            dir.ino
+        );
         let r = Record::Remote { dir: dir.ino, child: child.ino, generation: child.generation, name: name.into() };
         self.tx(child.domain).record(r.clone());
         if dir.domain != child.domain {

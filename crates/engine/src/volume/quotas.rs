@@ -389,7 +389,7 @@ impl MountedVolume {
         self.shared.quotas.transfer(c, &mut st, |st| st.flags = flags);
         st.ctime = self.shared.now();
         st.durability.operation_changes_data();
-        Ok(())
+        self.dom(c.domain).keep_root(c, &st)
     }
 
     /// Writes the limits down, durably, and has them hold. Under the lock of tenants.
@@ -502,7 +502,7 @@ impl MountedVolume {
         quotas.begin();
         // who did not see that has ended; what they made is known to the node tables
         self.domains.iter().for_each(|d| d.wait_for_operations());
-        self.commit_all()?;
+        self.settle_all()?;
         self.count_inodes_for_quotas()
     }
 

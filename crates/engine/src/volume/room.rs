@@ -18,6 +18,8 @@ use std::sync::atomic::Ordering;
 
 /// Groups that a domain gives back at once at most: they share a checkpoint.
 const GIVE_MAX: usize = 8;
+/// A domain without a journal is committed for others where it has freed this part of a group.
+const FREED_PART: u64 = 4;
 /// With so many blocks it is not counted what other domains could give (256 MiB).
 const PLENTY: u64 = 1 << 16;
 /// Room that a domain must have for a new file to be placed there, at most; small domains by their reserve.
@@ -109,6 +111,7 @@ impl MountedVolume {
 
     /// Has the domain that can spare most groups give some back, for `to`, or for a domain to be; false where none can.
     pub(super) fn give_back(&self, bat: &mut super::groups::Bat, to: Option<DomainId>) -> Result<bool> {
+        self.settle_scratch(to);
         let mut all: Vec<(&Arc<Domain>, Vec<u32>)> = self
             .domains
             .iter()
@@ -142,6 +145,16 @@ impl MountedVolume {
             }
         }
         Ok(false)
+    }
+
+    /// What was freed in domains without a journal is free, where it may be groups: else nobody commits them.
+    fn settle_scratch(&self, but: Option<DomainId>) {
+        let much = u64::from(self.store.geometry().group_blocks()) / FREED_PART;
+        let has_much = |d: &&Arc<Domain>| !d.keeps_journal() && Some(d.id) != but && d.space.stats().pending >= much;
+        for d in self.domains.iter().filter(has_much) {
+            // an error fails that domain, which says so itself
+            let _ = d.commit();
+        }
     }
 
     /// Groups that a domain could give back, and go without, a hint: those that it can now, and those that it can when
@@ -252,7 +265,7 @@ impl MountedVolume {
         d.flush_all()?;
         d.commit()?;
         if n > 0 && others {
-            self.commit_all()?;
+            self.settle_all()?;
         }
         Ok(())
     }
@@ -384,7 +397,7 @@ impl Volume {
             d.commit()?;
         }
         if i.room(d, want) < want && !d.space.at_limit() {
-            i.commit_all()?;
+            i.settle_all()?;
         }
         if i.room(d, want) < want {
             i.wait_for_emptying();

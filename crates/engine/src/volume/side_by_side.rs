@@ -10,6 +10,7 @@ use crate::domain::Domain;
 use crate::domain::checkpoint::Begun;
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
+use braidfs_format::domain::JournalMode;
 use braidfs_sync::plain::Mutex;
 use std::io;
 
@@ -25,7 +26,19 @@ impl MountedVolume {
         let mut all = Steps::of(self);
         let marked = all.step(all.working(), |d, ()| d.change_header(|h| d.in_use(h, after_crash)));
         let durable = all.flush(marked, |_| vec![0]);
-        durable.into_iter().for_each(|(d, seq)| d.header_is_durable(seq));
+        // Of a domain without a journal both copies say so: the loss of one must not bring back that it was at rest.
+        let (scratch, others): (Vec<_>, Vec<_>) =
+            durable.into_iter().partition(|(d, _)| d.journal_mode() == Some(JournalMode::Scratch));
+        let mut told = others;
+        if !scratch.is_empty() {
+            let going = scratch.iter().map(|(d, seq)| (*d, d.header_is_durable(*seq))).collect();
+            let again = all.step(going, |d, ()| d.change_header(|_| {}));
+            told.extend(all.flush(again, |_| vec![0]));
+        }
+        told.into_iter().for_each(|(d, seq)| {
+            d.header_is_durable(seq);
+            d.begin_scratch();
+        });
         all.outcome
     }
 
@@ -46,7 +59,8 @@ impl MountedVolume {
     /// The first one; the other domains are clean all the same.
     pub(super) fn close_all(&self) -> Result<()> {
         let mut all = Steps::of(self);
-        let committed = all.step(all.working(), |d, ()| d.clean_early().and_then(|()| d.commit()));
+        let rested = all.step(all.working(), |d, ()| d.end_scratch());
+        let committed = all.step(rested, |d, ()| d.clean_early().and_then(|()| d.commit()));
         let checkpointed = all.checkpoint(committed);
         let marked = all.step(checkpointed, |d, ()| d.change_header(|h| d.is_clean(h)));
         let durable = all.flush(marked, |_| vec![0]);

@@ -8,7 +8,7 @@ use crate::domain::tenant::{Binding, Soft};
 use crate::error::{Error, Result};
 use crate::types::*;
 use braidfs_format::BLOCK_BYTES;
-use braidfs_format::domain::{KEPT_FOR_TENANTS, TENANT_RATE_MAX};
+use braidfs_format::domain::{JournalMode, KEPT_FOR_TENANTS, TENANT_RATE_MAX};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -52,6 +52,9 @@ pub struct TenantBudget {
     pub rates: Rates,
     /// What it may hold of the cache.
     pub memory: MemoryBudget,
+    /// How its domain uses its journal; `None`: as the mount says. Without one ([`JournalMode::Scratch`]) nothing of it is
+    /// promised to survive a crash (docs/journal-modes.md).
+    pub journal: Option<JournalMode>,
 }
 
 /// A tenant, and what it uses.
@@ -111,23 +114,40 @@ impl Volume {
             return Err(Error::Busy(format!("there is a tenant {name} already")));
         }
         let parent = i.dir_cell(dir)?;
+        if i.dom(parent.domain).is_closed() {
+            return Err(Error::CrossScratch);
+        }
         if i.lookup_in(&parent, entry).is_ok() {
             return Err(Error::Exists);
         }
+        let scratch = budget.journal == Some(JournalMode::Scratch);
+        if scratch {
+            i.tell_scratch()?;
+        }
         let d = i.domain_for_tenant()?;
-        let (root, _) = i.make_tenant_root(&parent, entry, mode, cred, d.id)?;
-        let bound = self.fsync(root.ino, false).and_then(|()| {
+        // before anybody can see the directory, and move something into it
+        d.close_border(scratch);
+        let made = i.make_tenant_root(&parent, entry, mode, cred, d.id);
+        let (root, _) = made.inspect_err(|_| d.close_border(false))?;
+        // without a journal nothing but the entry says that there is such a directory
+        let synced = self.fsync(root.ino, false).and_then(|()| if scratch { self.fsync(dir, false) } else { Ok(()) });
+        let bound = synced.and_then(|()| {
             let inode = InodeRef { ino: root.ino, generation: root.generation };
             let mut to = Binding::new(inode, name);
             to.set_budget(budget);
+            if scratch {
+                to.root_record = d.root_record(&root, &root.state.read())?;
+            }
             d.bind(Some(&to)).map(|()| to)
         });
         let to = bound.inspect_err(|_| {
             d.set_tenant_root(None);
+            d.close_border(false);
             // it is an ordinary directory, which nobody has asked for
             let _ = i.remove_in(&parent, entry, true);
         })?;
         i.limit(&d, Some(&to), 0);
+        d.begin_scratch();
         tracing::info!("tenant {name} has {}", d.id);
         self.tenant(name)
     }
@@ -157,9 +177,14 @@ impl Volume {
         let mut budget = binding.budget();
         change(&mut budget);
         checked(name, budget)?;
+        let before = binding.journal;
+        if budget.journal == Some(JournalMode::Scratch) && before != budget.journal {
+            // what is in it was promised to survive a crash
+            return Err(Error::Invalid("a tenant has no journal from its beginning, or has one"));
+        }
         binding.set_budget(budget);
         binding.look_at_soft(used(&d), i.seconds());
-        d.bind(Some(&binding))?;
+        i.change_journal(&d, before, &mut binding)?;
         i.limit(&d, Some(&binding), i.promised_below(&d, binding.most(i.seconds())));
         self.tenant(name)
     }
@@ -189,7 +214,12 @@ impl Volume {
         if self.read_only() {
             return Err(Error::ReadOnly);
         }
-        let (d, _) = i.tenant(name).ok_or(Error::NotFound)?;
+        let (d, mut binding) = i.tenant(name).ok_or(Error::NotFound)?;
+        if binding.journal == Some(JournalMode::Scratch) {
+            // what stays is kept like anything else from now on
+            binding.journal = None;
+            i.change_journal(&d, Some(JournalMode::Scratch), &mut binding)?;
+        }
         d.bind(None)?;
         d.set_tenant_root(None);
         i.limit(&d, None, 0);
@@ -250,13 +280,16 @@ impl Binding {
             rates: Rates::default(),
             soft: None,
             memory: MemoryBudget::default(),
+            journal: None,
+            root_record: Vec::new(),
         }
     }
 
     fn budget(&self) -> TenantBudget {
         let soft = |s: Soft| SoftLimit { space: bytes(s.blocks), grace: Duration::from_secs(s.grace.into()) };
         let (space, soft_space) = (self.blocks.map(bytes), self.soft.map(soft));
-        TenantBudget { space, inodes: self.inodes, soft_space, rates: self.rates, memory: self.memory }
+        let (inodes, rates, memory, journal) = (self.inodes, self.rates, self.memory, self.journal);
+        TenantBudget { space, inodes, soft_space, rates, memory, journal }
     }
 
     /// A soft limit that was exceeded before still is so since then.
@@ -266,7 +299,7 @@ impl Binding {
         let grace = |s: SoftLimit| u32::try_from(s.grace.as_secs()).unwrap_or(u32::MAX);
         let soft = |s: SoftLimit| Soft { blocks: blocks(s.space), grace: grace(s), since };
         (self.blocks, self.inodes, self.rates) = (to.space.map(blocks), to.inodes, to.rates);
-        self.memory = to.memory;
+        (self.memory, self.journal) = (to.memory, to.journal);
         self.soft = to.soft_space.map(soft);
     }
 
@@ -428,6 +461,31 @@ impl MountedVolume {
             }
             self.limit(d, Some(&b), self.promised_below(d, most));
         }
+    }
+
+    /// Has the header say what `to` says, durably, of a tenant whose domain used its journal as `before` says.
+    fn change_journal(&self, d: &Domain, before: Option<JournalMode>, to: &mut Binding) -> Result<()> {
+        if to.journal == before {
+            return d.bind(Some(to));
+        }
+        if before == Some(JournalMode::Scratch) {
+            // all that is there is durable before the header says that it will be there
+            to.root_record.clear();
+            d.end_scratch()?;
+            d.checkpoint()?;
+            if let Err(e) = d.bind(Some(to)) {
+                d.begin_scratch();
+                return Err(e);
+            }
+            d.close_border(false);
+            return Ok(());
+        }
+        // data that commits left alone until now, and what has no other place to go to
+        d.flush_all()?;
+        let data = |mode| mode == Some(JournalMode::Data);
+        let bound = if data(to.journal) { d.reserve_all(true) } else { Ok(()) }.and_then(|()| d.bind(Some(to)));
+        d.reserve_all(data(if bound.is_ok() { to.journal } else { before }))?;
+        bound.and_then(|()| d.flush_lazy())
     }
 
     fn tenant(&self, name: &str) -> Option<(Arc<Domain>, Binding)> {

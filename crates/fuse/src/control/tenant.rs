@@ -2,7 +2,7 @@
 
 use super::{ask, put};
 use crate::tenant_mount::TenantMount;
-use braidfs::{MemoryBudget, Rate, RateUse, Rates, SoftLimit, Tenant, TenantBudget};
+use braidfs::{JournalMode, MemoryBudget, Rate, RateUse, Rates, SoftLimit, Tenant, TenantBudget};
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -61,7 +61,9 @@ pub(crate) struct TenantArg {
     pub memory: [u64; 2],
     /// Of the answer: bytes of the cache that it holds.
     pub cached: u64,
-    pub reserved: [u64; 4],
+    /// How its domain uses the journal, as a number ([`braidfs::JournalMode`]); 0: as the mount says.
+    pub journal: u64,
+    pub reserved: [u64; 3],
 }
 const _: () = assert!(size_of::<TenantArg>() == 1024);
 
@@ -75,6 +77,10 @@ pub(crate) const SET_SOFT: u32 = 4;
 pub(crate) const SET_RATES: [u32; 4] = [8, 16, 32, 64];
 /// [`TenantArg::index`] of a change: this one of [`TenantArg::memory`] is another one.
 pub(crate) const SET_MEMORY: [u32; 2] = [128, 256];
+/// [`TenantArg::index`] of a change: the journal is used otherwise.
+pub(crate) const SET_JOURNAL: u32 = 512;
+/// [`TenantArg::mode`] of the answer of a server that knows how journals are used.
+pub(crate) const KNOWS_JOURNAL: u32 = 1 << 28;
 /// [`TenantArg::mode`] of the answer of a server that knows limits of memory.
 pub(crate) const KNOWS_MEMORY: u32 = 1 << 29;
 /// [`TenantArg::mode`] of the answer of a server that knows rates and soft limits.
@@ -123,6 +129,8 @@ pub struct TenantInfo {
     pub grace_is_over: bool,
     /// What it may hold of the cache.
     pub memory: MemoryBudget,
+    /// How its domain uses the journal; `None`: as the mount says.
+    pub journal: Option<JournalMode>,
     /// Bytes of the cache that it holds.
     pub cached: u64,
     /// What it may ask of the device in a second.
@@ -148,6 +156,7 @@ pub fn tenant_create(parent: &File, entry: &[u8], name: &str, budget: &TenantBud
     let r = budget.rates;
     arg.rates = [r.read_bps, r.write_bps, r.read_iops, r.write_iops].map(rate_number);
     arg.memory = [budget.memory.least, budget.memory.most.unwrap_or(0)];
+    arg.journal = JournalMode::number(budget.journal).into();
     put(&mut arg.text, entry)?;
     tenant(parent, arg)
 }
@@ -168,6 +177,8 @@ pub struct TenantChange {
     pub rates: [NewLimit<Rate>; 4],
     /// Bytes of the cache: kept for it, and at most.
     pub memory: [NewLimit; 2],
+    /// How its domain uses the journal.
+    pub journal: NewLimit<JournalMode>,
 }
 
 /// Changes the limits of a tenant of the volume that `dir` lies in.
@@ -194,6 +205,10 @@ pub fn tenant_set(dir: &File, name: &str, change: &TenantChange) -> io::Result<T
             arg.index |= flag;
             *bytes = to.unwrap_or(0);
         }
+    }
+    if let Some(journal) = change.journal {
+        arg.index |= SET_JOURNAL;
+        arg.journal = JournalMode::number(journal).into();
     }
     tenant(dir, arg)
 }
@@ -224,6 +239,21 @@ impl TenantArg {
     /// The limits of memory in it.
     pub fn memory(&self) -> MemoryBudget {
         MemoryBudget { least: self.memory[0], most: Some(self.memory[1]).filter(|n| *n > 0) }
+    }
+
+    /// How the journal is to be used.
+    ///
+    /// # Errors
+    /// Where the number says nothing.
+    pub fn journal(&self) -> braidfs::Result<Option<JournalMode>> {
+        let number = u8::try_from(self.journal).unwrap_or(u8::MAX);
+        JournalMode::from_number(number).map_err(|_| braidfs::Error::Invalid("an unknown mode of the journal"))
+    }
+
+    /// Tells of the journal.
+    pub fn tell_journal(&mut self, t: &Tenant) {
+        self.journal = JournalMode::number(t.budget.journal).into();
+        self.mode |= KNOWS_JOURNAL;
     }
 
     /// Tells of memory.
@@ -309,6 +339,7 @@ fn tenant_arg(call: TenantCall, name: &str) -> io::Result<TenantArg> {
 fn tenant(dir: &File, mut arg: TenantArg) -> io::Result<TenantInfo> {
     let limits_inodes = arg.inodes_max > 0;
     let limits_memory = arg.memory != [0; 2];
+    let changes_journal = arg.journal > 0 || arg.call == TenantCall::Set as u32 && arg.index & SET_JOURNAL != 0;
     let limits_rates = arg.rates != [[0; 2]; 4] || arg.soft_space > 0;
     ask(dir, TENANT, &mut arg)?;
     let knows = arg.mode & KNOWS_INODES != 0;
@@ -333,6 +364,9 @@ fn tenant(dir: &File, mut arg: TenantArg) -> io::Result<TenantInfo> {
         0 if limits_memory && arg.mode & KNOWS_MEMORY == 0 => Err(io::Error::other(
             "the server is of an older version, which knows no limits of memory: the others are set",
         )),
+        0 if changes_journal && arg.mode & KNOWS_JOURNAL == 0 => Err(io::Error::other(
+            "the server is of an older version, which knows no modes of the journal: it is used as the mount says",
+        )),
         0 => Ok(TenantInfo {
             name: text(&arg.name),
             root: arg.root,
@@ -345,6 +379,8 @@ fn tenant(dir: &File, mut arg: TenantArg) -> io::Result<TenantInfo> {
             soft_exceeded_since: Some(arg.soft_since).filter(|n| *n > 0),
             grace_is_over: arg.grace_is_over == 1,
             memory: arg.memory(),
+            // of a newer server: one that this program does not know
+            journal: arg.journal().unwrap_or_default(),
             cached: arg.cached,
             rates: {
                 let [read_bps, write_bps, read_iops, write_iops] = arg.rates();

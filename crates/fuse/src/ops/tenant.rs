@@ -3,7 +3,9 @@
 
 use crate::abi;
 use crate::connections::Connections;
-use crate::control::{KNOWS_INODES, LEAVE_SPACE, SET_INODES, SET_MEMORY, SET_RATES, SET_SOFT, TenantArg, TenantCall};
+use crate::control::{
+    KNOWS_INODES, LEAVE_SPACE, SET_INODES, SET_JOURNAL, SET_MEMORY, SET_RATES, SET_SOFT, TenantArg, TenantCall,
+};
 use crate::fs::{BraidFs, Context};
 use crate::node::WireId;
 use crate::ops::aside::short;
@@ -80,6 +82,7 @@ fn carry_out(
         soft_space: said.soft(),
         rates: Rates { read_bps, write_bps, read_iops, write_iops },
         memory: said.memory(),
+        journal: said.journal()?,
     };
     match said.call {
         c if c == TenantCall::Create as u32 => {
@@ -96,6 +99,9 @@ fn carry_out(
                 }
                 if said.index & SET_SOFT != 0 {
                     b.soft_space = budget.soft_space;
+                }
+                if said.index & SET_JOURNAL != 0 {
+                    b.journal = budget.journal;
                 }
                 if said.index & SET_MEMORY[0] != 0 {
                     b.memory.least = budget.memory.least;
@@ -140,6 +146,7 @@ fn tell(said: &mut TenantArg, t: Option<Tenant>) {
     said.failed = t.failed.is_some().into();
     said.tell_rates(&t);
     said.tell_memory(&t);
+    said.tell_journal(&t);
     let n = t.name.len().min(said.name.len() - 1);
     said.name.fill(0);
     said.name[..n].copy_from_slice(&t.name.as_bytes()[..n]);
