@@ -279,9 +279,13 @@ impl Space {
             let pool = self.pool.lock();
             (pool.len() as u64, pool.segments as u64)
         };
-        let free: u64 = self.groups.read().values().map(|g| u64::from(g.free())).sum();
+        // what is unused in a group that gives none out is nothing that the account has
+        let (shut, free) = self.groups.read().values().fold((0, 0), |(shut, free), g| {
+            let n = u64::from(g.free());
+            if g.is_closed() { (shut + n, free) } else { (shut, free + n) }
+        });
         SpaceStats {
-            blocks: self.total.load(Relaxed),
+            blocks: self.total.load(Relaxed).saturating_sub(shut),
             free,
             reserved: (free as i64 - self.withheld() - self.account.sum()).max(0) as u64,
             pending: self.pending.sum().max(0) as u64,
@@ -289,6 +293,12 @@ impl Space {
             free_segments,
             segments,
         }
+    }
+
+    /// Blocks in use or promised.
+    pub(crate) fn used(&self) -> u64 {
+        let s = self.stats();
+        s.blocks.saturating_sub((s.free + s.pending).saturating_sub(s.reserved))
     }
 
     /// The group of the domain that holds `addr`, and the place there: segment, block in the segment.

@@ -33,6 +33,8 @@ impl Volume {
         }
         let last_leaves = |old: &SuperBlock| {
             is_last(old, device)?;
+            // the table of groups is locked: no tenant gets other devices until this is done
+            i.is_spared(device)?;
             without_last(old)
         };
         let inodes = || i.inodes_of(device).map_or(0, |n| n);
@@ -40,6 +42,9 @@ impl Volume {
             Error::Size(why) if why.contains(NUMBERS) => Error::Size(why.replace(NUMBERS, &numbers(inodes()))),
             e => e,
         })?;
+        if let Err(e) = i.forget_devices(device) {
+            tracing::warn!("tenants are still said to use device {device}, until the next mount: {e}");
+        }
         Ok(DeviceChange::of(&old, &sb))
     }
 
