@@ -24,21 +24,20 @@ thread_local! {
 #[derive(Debug)]
 pub struct Spending {
     before: Option<Payer>,
-    /// None paid before: it is a request of its own.
-    first: bool,
+    /// It is a request, whose time the next ones are taken to need.
+    request: bool,
     _of_this_thread: std::marker::PhantomData<*const ()>,
 }
 
 impl Spending {
-    pub(crate) fn begin(budget: &Arc<Budget>) -> Self {
+    pub(crate) fn begin(budget: &Arc<Budget>, request: bool) -> Self {
         let now = budget.ran();
         PAYER.with_borrow_mut(|payer| {
             let mut before = payer.replace(Payer { budget: budget.clone(), since: now, spent: 0 });
-            let first = before.is_none();
             if let Some(b) = &mut before {
                 b.spent += now.saturating_sub(b.since);
             }
-            Self { before, first, _of_this_thread: std::marker::PhantomData }
+            Self { before, request, _of_this_thread: std::marker::PhantomData }
         })
     }
 }
@@ -56,7 +55,7 @@ impl Drop for Spending {
             Some((ended, now))
         });
         if let Some((Payer { budget, since, spent }, now)) = ended {
-            budget.charge_time(spent + now.saturating_sub(since), self.first);
+            budget.charge_time(spent + now.saturating_sub(since), self.request);
         }
     }
 }

@@ -177,7 +177,7 @@ impl More {
             return Ok(Some(DeviceSet::ALL));
         }
         let mut numbers = Vec::new();
-        for one in text.split(',') {
+        for one in text.split(',').filter(|one| !one.is_empty()) {
             match one.parse::<usize>() {
                 Ok(n) => numbers.push(n),
                 Err(_) => numbers.push(device::number_of(&root_of(place), Path::new(one))?),

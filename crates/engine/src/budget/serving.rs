@@ -4,6 +4,7 @@
 //! take nobody knows before: who comes takes a place as if it took what others did lately, so that many who come at once have
 //! their turns one after another.
 
+use super::bucket::Bucket;
 use crate::types::Rate;
 use std::time::Duration;
 

@@ -115,7 +115,7 @@ impl Shared {
     /// dropped; a domain without a limit pays nothing, and neither does who paid before.
     #[inline]
     pub fn spend(&self, budget: &Arc<Budget>) -> Option<Spending> {
-        self.serving.load(Ordering::Relaxed).then(|| Spending::begin(budget))
+        self.serving.load(Ordering::Relaxed).then(|| Spending::begin(budget, false))
     }
 
     /// Free blocks of groups that no domain owns, on these devices.

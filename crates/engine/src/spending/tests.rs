@@ -76,12 +76,12 @@ fn the_time_is_what_is_allowed() {
             let turn = waiting.remove(0);
             c.wait(&turn);
             let paid = turn.go();
-            let spending = Spending::begin(&b);
+            let spending = Spending::begin(&b, true);
             c.run(random.u64(sizes.clone()));
             drop((spending, paid));
             if background > 0 && c.now() - begin > debts * SECOND {
                 debts += 1;
-                let _commit = Spending::begin(&b);
+                let _commit = Spending::begin(&b, false);
                 c.run(background);
             }
         }
@@ -107,13 +107,13 @@ fn who_calls_the_library_spends_his_own() {
 fn each_pays_for_its_own() {
     let c = clocks!();
     let (one, other, none) = (c.budget(SECOND, None), c.budget(SECOND, None), c.budget(0, None));
-    let outer = Spending::begin(&one);
+    let outer = Spending::begin(&one, false);
     c.run(100);
     {
-        let _commit = Spending::begin(&other);
+        let _commit = Spending::begin(&other, false);
         c.run(20);
         {
-            let _unlimited = Spending::begin(&none);
+            let _unlimited = Spending::begin(&none, false);
             c.run(3000);
         }
         c.run(5);
@@ -123,7 +123,7 @@ fn each_pays_for_its_own() {
     c.run(40_000);
     assert_eq!((used(&one), used(&other), used(&none)), (101, 25, 0));
     // what nobody pays for has ended: the next request begins anew
-    drop(Spending::begin(&one));
+    drop(Spending::begin(&one, false));
     assert_eq!(used(&one), 101);
 }
 
@@ -132,7 +132,7 @@ fn each_pays_for_its_own() {
 fn what_is_done_in_the_background_is_debt() {
     let c = clocks!();
     let b = c.budget(SECOND / 10, Some(10 * MS));
-    let commit = Spending::begin(&b);
+    let commit = Spending::begin(&b, false);
     c.run(110 * MS);
     drop(commit);
     assert_eq!(b.served().debt, Duration::from_millis(110));
@@ -145,11 +145,10 @@ fn what_is_done_in_the_background_is_debt() {
     assert_eq!(b.served().debt, Duration::ZERO);
     let turns: Vec<Turn> = (0..1000).map(|_| b.come_served(Demand::change()).unwrap()).collect();
     let at_once = turns.iter().take_while(|t| t.due().is_none()).count() as u64;
-    let mean = 10 * MS / at_once;
-    assert!((1..1000).contains(&at_once), "{at_once}");
-    // and then one after another
+    // as many as the burst is enough for, as what was done in the background is no measure of a request; then one after another
+    assert_eq!(at_once, 10 * MS / 20_000);
     let (a, z) = (turns[at_once as usize + 10].due().unwrap(), turns[at_once as usize + 11].due().unwrap());
-    assert!((z - a).as_nanos() as u64 >= mean * 9, "{a:?} {z:?}");
+    assert_eq!(z - a, Duration::from_micros(200));
 }
 
 /// Another limit holds at once; without one nothing is charged any more.
@@ -157,7 +156,7 @@ fn what_is_done_in_the_background_is_debt() {
 fn another_limit_holds_for_who_waits() {
     let c = clocks!();
     let b = c.budget(SECOND / 100, Some(1));
-    let commit = Spending::begin(&b);
+    let commit = Spending::begin(&b, false);
     c.run(50 * MS);
     drop(commit);
     let turn = b.come_served(Demand::change()).unwrap();
@@ -166,7 +165,7 @@ fn another_limit_holds_for_who_waits() {
     assert_eq!(turn.due().unwrap().as_nanos() / 1000, before.as_nanos() / 10_000);
     b.set(&Rates::default(), None);
     assert_eq!(turn.due(), None);
-    let spending = Spending::begin(&b);
+    let spending = Spending::begin(&b, false);
     c.run(7 * MS);
     drop(spending);
     assert_eq!(used(&b), 50 * MS);

@@ -67,7 +67,8 @@ impl Volume {
     /// Again, it goes on. A volume has one such device at a time.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`]; [`Error::Size`] where there is no such device, or no other one; [`Error::Busy`]; [`Error::Stopped`]
+    /// [`Error::ReadOnly`]; [`Error::Size`] where there is no such device, or no other one, or none that a tenant may use
+    /// ([`crate::TenantBudget::devices`]); [`Error::Busy`]; [`Error::Stopped`]
     /// by `progress`; of a device.
     pub fn drain_device(&self, device: usize, progress: &dyn Fn(u64, u64) -> bool) -> Result<Drained> {
         if self.read_only() {

@@ -17,7 +17,8 @@ impl Volume {
     /// holds accepted writes back.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`]; [`Error::Size`] where it is not the last one, or something cannot leave it: inodes whose numbers
+    /// [`Error::ReadOnly`]; [`Error::Size`] where it is not the last one, or a tenant may use no other one, or something cannot
+    /// leave it: inodes whose numbers
     /// are there ([`Self::drain_device`] says which), journals, blocks with a fixed place; [`Error::Stopped`] by `progress`;
     /// [`Error::Busy`]; of a device. The volume has the device still, but for an error of the superblock that counts: then the
     /// next mount finds out.

@@ -358,8 +358,10 @@ impl Volume {
     /// For a front end, around a request. `None` where no tenant's time is limited.
     #[inline]
     pub fn spend(&self, domain: DomainId) -> Option<Spending> {
-        let i = self.mounted();
-        i.shared.spend(&i.domains.get(usize::from(domain.0))?.budget)
+        if !self.any_serving() {
+            return None;
+        }
+        self.mounted().domains.get(usize::from(domain.0)).map(|d| Spending::begin(&d.budget, true))
     }
 
     /// Whether the processor time of any tenant is limited, or was since the mount.
