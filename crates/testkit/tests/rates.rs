@@ -302,7 +302,7 @@ fn rates_stay_over_a_mount() {
     let t = v.tenant("t").unwrap();
     assert_eq!(t.budget, budget);
     assert!(v.come(t.domain, Demand::write(1)).is_some() && v.rates_limited(t.domain, Way::Read), "from the mount on");
-    v.tenant_change("t", |b| (b.rates, b.soft_space) = Default::default()).unwrap();
+    v.tenant_change("t", |b| (b.rates, b.soft_space, b.serving) = Default::default()).unwrap();
     assert!(v.come(t.domain, Demand::write(1)).is_none());
     v.tenant_remove("t").unwrap();
     close(v, std::slice::from_ref(&device));
