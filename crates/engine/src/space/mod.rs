@@ -199,6 +199,15 @@ impl Space {
     /// # Errors
     /// As [`Space::open`].
     pub fn add_group(&self, number: u32) -> Result<bool> {
+        self.add_group_when(number, || Ok(()))
+    }
+
+    /// [`Self::add_group`], of which no block is had before `known` has told all others whose it is: a commit may be waiting for
+    /// room, and what it writes there must be found.
+    ///
+    /// # Errors
+    /// As [`Space::open`]; of `known`.
+    pub(crate) fn add_group_when(&self, number: u32, known: impl FnOnce() -> Result<()>) -> Result<bool> {
         let Some(group) = Group::open(&self.store, self.domain, number, self.journal, self.upto)?.map(Arc::new) else {
             return Ok(false);
         };
@@ -209,6 +218,7 @@ impl Space {
             }
             groups.insert(number, group.clone());
         }
+        known()?;
         self.table_sum.fetch_add(table_mark(number, group.table.lock().seq), Relaxed);
         self.resize(|total| total + u64::from(group.total()));
         // before what is new can be had

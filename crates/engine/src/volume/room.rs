@@ -103,11 +103,13 @@ impl MountedVolume {
             self.count_unclaimed_in(&bat);
             return Err(e);
         }
-        d.space.add_group(group)?;
-        // first, so that an inode made in it by another thread is found at once
-        self.siblings.set_owner(g as u32, Some(d.id));
-        d.nodes.add_group(group, &d.space)?;
-        d.nodes.keep_group(group, self.gives_no_numbers(&bat, d, group));
+        d.space.add_group_when(group, || {
+            // first, so that an inode made in it by another thread is found at once
+            self.siblings.set_owner(group, Some(d.id));
+            d.nodes.add_group(group, &d.space)?;
+            d.nodes.keep_group(group, self.gives_no_numbers(&bat, d, group));
+            Ok(())
+        })?;
         self.count_unclaimed_in(&bat);
         tracing::debug!("{} takes group {group}", d.id);
         Ok(true)
