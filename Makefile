@@ -43,7 +43,7 @@ UDEV_RULE := $(DESTDIR)$(LIBDIR)/udev/rules.d/60-braidfs.rules
 UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service braidfs@.service)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy doc api unit heavy heavy-long semver top-picture dashboard-picture watch-cost watch-instructions request-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps deps-test lib wheel python python-built python-unit install install-lib uninstall deb deb-test deb-test-built dist blkid-test recovery-bench sync-bench resize-kill device-kill tenant-kill tenant-rates supervise-kills supervise-peers upgrade-rounds upgrade-peers upgrade-from small-files dist-test clean
+.PHONY: help build demo bench test fmt clippy doc api unit heavy heavy-long semver top-picture dashboard-picture watch-cost watch-instructions request-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps deps-test lib wheel python python-built python-unit install install-lib uninstall deb deb-test deb-test-built dist blkid-test recovery-bench sync-bench resize-kill device-kill tenant-kill tenant-set-kill tenant-rates supervise-kills supervise-peers upgrade-rounds upgrade-peers upgrade-from small-files dist-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -177,6 +177,9 @@ device-kill: ## kill -9 at random moments while devices come to volumes, are dra
 
 tenant-kill: ## kill -9 at random moments while tenants are made, changed and removed, ROUNDS (default 200; 5 minutes)
 	@python3 scripts/tenants_killed.py $(or $(ROUNDS),200)
+
+tenant-set-kill: ## kill -9 at random moments while a tenant moves to other devices, ROUNDS (default 200; 15 minutes)
+	@python3 scripts/tenant_devices_killed.py $(or $(ROUNDS),200)
 
 tenant-rates: ## rates of tenants of a mounted volume in real time, SECONDS each (default 10; 2 minutes): the machine must be quiet
 	@python3 scripts/tenant-rates.py $(or $(SECONDS),10)

@@ -10,7 +10,7 @@ use braidfs_format::bat::{self, ENTRIES_PER_BLOCK};
 use braidfs_format::block::{BlockHeader, BlockKind, MAGIC, checksum};
 use braidfs_format::dentry::name_hash;
 use braidfs_format::dentry::{Dentry, decode_bucket, decode_entries};
-use braidfs_format::domain::{CLEAN, DomainHeader, FAILED, NEEDS_GC, TENANT_RATES};
+use braidfs_format::domain::{CLEAN, DomainHeader, FAILED, NEEDS_GC, TENANT_RATES, TenantRate};
 use braidfs_format::geometry::NODES_PER_BLOCK;
 use braidfs_format::group::{GroupHeader, SegmentTable};
 use braidfs_format::inode::{
@@ -256,6 +256,15 @@ impl Dump {
             }
             for (rate, name) in h.tenant_rates.iter().zip(TENANT_RATES).filter(|(r, _)| r.per_second.get() > 0) {
                 line!(o, "{name:<16} {} per second, {} at once", rate.per_second, rate.burst);
+            }
+            if h.tenant_serving.per_second.get() > 0 {
+                let TenantRate { per_second, burst } = h.tenant_serving;
+                line!(o, "serving time     {per_second} ns per second, {burst} at once");
+            }
+            if h.tenant_devices.get() > 0 {
+                let is = |n: &u32| h.tenant_devices.get() & 1 << n != 0;
+                let devices: Vec<String> = (0..u32::BITS).filter(is).map(|n| n.to_string()).collect();
+                line!(o, "devices          {}", devices.join(","));
             }
         }
         line!(o, "journal          {} blocks from block {}", h.journal_blocks, h.journal_start);

@@ -15,6 +15,9 @@
 //! jumps.
 //!
 //! All of it lies behind one lock of the domain, which nobody takes where there is no limit.
+//!
+//! **Processor time** of a front end's threads has a bucket of its own, in nanoseconds ([`serving`]): who comes takes what the
+//! tenant's requests took lately on average, gives that back when he is done, and is charged what he took.
 
 use crate::types::{Demand, Rate, Rates, Way};
 use braidfs_format::domain::{DomainHeader, TenantRate};
@@ -25,77 +28,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+mod bucket;
+mod serving;
+
+use bucket::{Bucket, SECOND};
+pub use serving::ServingUse;
+
 /// A request has at most so many bytes.
 const REQUEST_BYTES: u64 = 1 << 20;
 /// What was paid for ahead is good for so long at least, and twice as long at most, ns: a kernel writes back what is older
 /// than 30 s. What was overwritten in its cache before does not come, and must not be saved up.
 const AHEAD_NS: u64 = 35 * SECOND;
-const SECOND: u64 = 1_000_000_000;
 /// One who waits looks so often whether the limit is another one.
 const LOOK: Duration = Duration::from_millis(20);
-
-/// A token bucket, see the module. Units are bytes or requests.
-#[derive(Debug, Default)]
-struct Bucket {
-    limit: Option<Rate>,
-    charged: u64,
-    drained: u64,
-    /// Of what time `drained` is, ns.
-    at: u64,
-    /// What of a unit has drained beside it, 1/10^9.
-    part: u64,
-}
-
-impl Bucket {
-    fn drain(&mut self, now: u64) {
-        let Some(limit) = self.limit else {
-            self.drained = self.charged;
-            return;
-        };
-        let passed = now.saturating_sub(self.at);
-        self.at = self.at.max(now);
-        let parts = u128::from(passed) * u128::from(limit.per_second) + u128::from(self.part);
-        let units = u64::try_from(parts / u128::from(SECOND)).unwrap_or(u64::MAX);
-        self.part = (parts % u128::from(SECOND)) as u64;
-        self.drained = self.drained.saturating_add(units);
-        if self.drained >= self.charged {
-            (self.drained, self.part) = (self.charged, 0);
-        }
-    }
-
-    /// Charges `n`; the place of who takes them.
-    fn take(&mut self, now: u64, n: u64) -> u64 {
-        self.drain(now);
-        self.charged += n;
-        self.charged
-    }
-
-    fn give_back(&mut self, n: u64) {
-        self.drained = (self.drained + n).min(self.charged);
-    }
-
-    /// How long who took `n` and has this place waits, ns.
-    fn wait(&mut self, now: u64, place: u64, n: u64) -> u64 {
-        self.drain(now);
-        let Some(limit) = self.limit else { return 0 };
-        // who takes more than a burst goes when all before him is paid
-        let before = place.saturating_sub(self.drained).saturating_sub(limit.burst().max(n));
-        let ns = (u128::from(before) * u128::from(SECOND)).div_ceil(u128::from(limit.per_second.max(1)));
-        u64::try_from(ns).unwrap_or(u64::MAX)
-    }
-
-    /// What was charged and is not paid yet.
-    fn debt(&mut self, now: u64) -> u64 {
-        self.drain(now);
-        self.charged - self.drained
-    }
-
-    fn limit(&mut self, now: u64, limit: Option<Rate>) {
-        self.drain(now);
-        self.at = now;
-        self.limit = limit;
-    }
-}
 
 /// Bytes and requests of each way, as [`Rates`] has them.
 const BYTES: usize = 0;
@@ -103,6 +48,7 @@ const REQUESTS: usize = 1;
 
 #[derive(Debug, Default)]
 struct Meter {
+    serving: serving::Meter,
     /// By way, then [`BYTES`], [`REQUESTS`].
     buckets: [[Bucket; 2]; 2],
     /// Bytes of writes that were paid before they come.
@@ -165,11 +111,15 @@ pub struct RateUse {
 #[derive(Debug)]
 pub struct Budget {
     on: AtomicBool,
+    /// Processor time has a limit.
+    timed: AtomicBool,
     /// Whether reads have a limit, and whether writes do.
     limited: [AtomicBool; 2],
     /// Since when [`Self::now`] counts; where tests do not say what time it is.
     begin: Instant,
     clock: Option<fn() -> Duration>,
+    /// Of the thread; where tests do not say how long it ran.
+    processor: Option<fn() -> Duration>,
     meter: CachePadded<Mutex<Meter, rank::Budget>>,
 }
 
@@ -179,20 +129,27 @@ thread_local! {
 }
 
 impl Budget {
-    /// With these limits; `clock`: of a test.
-    pub fn new(rates: &Rates, clock: Option<fn() -> Duration>) -> Arc<Self> {
+    /// With these limits; the clocks: of a test.
+    pub fn new(
+        rates: &Rates,
+        serving: Option<Rate>,
+        clock: Option<fn() -> Duration>,
+        processor: Option<fn() -> Duration>,
+    ) -> Arc<Self> {
         let new = Self {
             on: AtomicBool::new(false),
+            timed: AtomicBool::new(false),
             limited: Default::default(),
             begin: Instant::now(),
             clock,
+            processor,
             meter: CachePadded::default(),
         };
-        new.set(rates);
+        new.set(rates, serving);
         Arc::new(new)
     }
 
-    /// Whether anything is limited.
+    /// Whether what is asked of the device is limited.
     #[inline]
     pub fn is_on(&self) -> bool {
         self.on.load(Ordering::Relaxed)
@@ -209,9 +166,11 @@ impl Budget {
     }
 
     /// Other limits from now on, also for those who wait.
-    pub fn set(&self, rates: &Rates) {
+    pub fn set(&self, rates: &Rates, serving: Option<Rate>) {
         let now = self.now();
         let mut m = self.meter.lock();
+        m.serving.limit(now, serving);
+        self.timed.store(serving.is_some(), Ordering::Relaxed);
         for (way, limits) in [(Way::Read, rates.read()), (Way::Write, rates.write())] {
             self.limited[way as usize].store(limits != [None; 2], Ordering::Relaxed);
             for (bucket, limit) in m.buckets[way as usize].iter_mut().zip(limits) {
@@ -267,10 +226,27 @@ impl Budget {
         std::ptr::from_ref(self) as usize
     }
 
-    /// Somebody is about to do something that will need so much: he waits for his turn. `None` where nothing is limited.
+    /// Somebody is about to do something that will need so much: he waits for his turn. `None` where the device is not limited.
     #[inline]
     pub fn come(self: &Arc<Self>, demand: Demand) -> Option<Turn> {
-        self.is_on().then(|| Turn::new(self, demand))
+        self.is_on().then(|| Turn::new(self, demand, false))
+    }
+
+    /// [`Self::come`] of who has it served by a thread of a front end, whose time may be limited.
+    #[inline]
+    pub fn come_served(self: &Arc<Self>, demand: Demand) -> Option<Turn> {
+        (self.is_on() || self.is_timed()).then(|| Turn::new(self, demand, true))
+    }
+
+    /// [`Self::come_served`] of who waits for the time only.
+    #[inline]
+    pub fn come_to_look(self: &Arc<Self>) -> Option<Turn> {
+        self.is_timed().then(|| {
+            let came = self.now();
+            let (time, time_place) = self.meter.lock().serving.come(came);
+            let (budget, way) = (self.clone(), Way::Read);
+            Turn { budget, way, taken: [0; 2], ahead: 0, place: [0; 2], time, time_place, came }
+        })
     }
 
     /// Waits until the domain may do what is demanded. The caller holds no lock and is in no gate.
@@ -286,6 +262,32 @@ impl Budget {
             PAID.set((whose, way, [0; 2]));
             Credit { budget: self.clone(), way, units }
         })
+    }
+
+    /// Whether processor time is limited.
+    #[inline]
+    pub fn is_timed(&self) -> bool {
+        self.timed.load(Ordering::Relaxed)
+    }
+
+    /// What of it was used.
+    pub fn served(&self) -> ServingUse {
+        let now = self.now();
+        self.meter.lock().serving.used(now)
+    }
+
+    /// So much was spent on it, by a request or in the background.
+    pub fn charge_time(&self, ns: u64, request: bool) {
+        if ns > 0 && self.is_timed() {
+            let now = self.now();
+            self.meter.lock().serving.charge(now, ns, request);
+        }
+    }
+
+    /// How long this thread has run, ns.
+    pub fn ran(&self) -> u64 {
+        let ran = self.processor.map_or_else(thread_time, |clock| clock());
+        u64::try_from(ran.as_nanos()).unwrap_or(u64::MAX)
     }
 
     /// What was used of which way.
@@ -317,6 +319,11 @@ impl Drop for Credit {
     }
 }
 
+fn thread_time() -> Duration {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(u64::try_from(t.tv_sec).unwrap_or(0), u32::try_from(t.tv_nsec).unwrap_or(0))
+}
+
 /// What a header says that its tenant may ask of the device.
 pub fn rates(h: &DomainHeader) -> Rates {
     let rate = |r: TenantRate| {
@@ -325,6 +332,13 @@ pub fn rates(h: &DomainHeader) -> Rates {
     };
     let [read_bps, write_bps, read_iops, write_iops] = h.tenant_rates.map(rate);
     Rates { read_bps, write_bps, read_iops, write_iops }
+}
+
+/// What a header says that the server may spend on its tenant, ns of processor time in a second.
+pub fn serving(h: &DomainHeader) -> Option<Rate> {
+    let TenantRate { per_second, burst } = h.tenant_serving;
+    let burst = Some(burst.get()).filter(|n| *n > 0);
+    Some(Rate { per_second: per_second.get(), burst }).filter(|r| r.per_second > 0)
 }
 
 /// Requests that a run of so many bytes is.
@@ -342,11 +356,14 @@ pub struct Turn {
     /// Bytes beside these that were paid ahead.
     ahead: u64,
     place: [u64; 2],
+    /// Processor time that it takes as others did, ns, and its place for that; nothing where that has no limit.
+    time: u64,
+    time_place: u64,
     came: u64,
 }
 
 impl Turn {
-    fn new(budget: &Arc<Budget>, demand: Demand) -> Self {
+    fn new(budget: &Arc<Budget>, demand: Demand, served: bool) -> Self {
         let (budget, way) = (budget.clone(), demand.way);
         let (mut taken, came) = ([demand.bytes, demand.requests], budget.now());
         let mut m = budget.meter.lock();
@@ -354,8 +371,9 @@ impl Turn {
         taken[BYTES] -= ahead;
         let [bytes, requests] = &mut m.buckets[way as usize];
         let place = [bytes.take(came, taken[BYTES]), requests.take(came, taken[REQUESTS])];
+        let (time, time_place) = if served && budget.is_timed() { m.serving.come(came) } else { (0, 0) };
         drop(m);
-        Self { budget, way, taken, ahead, place, came }
+        Self { budget, way, taken, ahead, place, time, time_place, came }
     }
 
     /// How long it is until then, as things are; `None`: now.
@@ -365,6 +383,7 @@ impl Turn {
         let buckets = &mut m.buckets[self.way as usize];
         let wait = |i: usize, b: &mut Bucket| b.wait(now, self.place[i], self.taken[i]);
         let ns = buckets.iter_mut().enumerate().map(|(i, b)| wait(i, b)).max().unwrap_or(0);
+        let ns = ns.max(m.serving.wait(now, self.time_place, self.time));
         (ns > 0).then(|| Duration::from_nanos(ns))
     }
 
@@ -394,14 +413,16 @@ impl Turn {
 
     fn count_wait(&self) {
         let now = self.budget.now();
-        if now > self.came && self.place != [0; 2] {
+        // a moment is no wait
+        let waited = Duration::from_nanos(now.saturating_sub(self.came));
+        if waited > Duration::from_micros(50) {
             let mut m = self.budget.meter.lock();
-            let way = self.way as usize;
-            // a moment is no wait
-            let waited = Duration::from_nanos(now - self.came);
-            if waited > Duration::from_micros(50) {
-                m.waits[way] += 1;
-                m.waited[way] += waited;
+            if self.budget.is_on() && self.place != [0; 2] {
+                m.waits[self.way as usize] += 1;
+                m.waited[self.way as usize] += waited;
+            }
+            if self.time > 0 {
+                m.serving.waited(waited);
             }
         }
     }
@@ -409,10 +430,11 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        if self.taken != [0; 2] || self.ahead > 0 {
+        if self.taken != [0; 2] || self.ahead > 0 || self.time > 0 {
             let now = self.budget.now();
             let mut m = self.budget.meter.lock();
             m.ahead.pay(now, self.ahead);
+            m.serving.give_back(self.time);
             for (bucket, n) in m.buckets[self.way as usize].iter_mut().zip(self.taken) {
                 bucket.give_back(n);
             }

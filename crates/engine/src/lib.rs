@@ -15,6 +15,7 @@ mod attributes;
 mod braid;
 mod budget;
 mod cell;
+mod device_set;
 mod domain;
 mod error;
 mod file;
@@ -30,6 +31,7 @@ pub mod planted;
 mod quota;
 mod runtime_options;
 mod space;
+mod spending;
 mod types;
 mod volume;
 
@@ -40,25 +42,29 @@ pub use cell::extents::steps::taken as extent_steps;
 pub use braidfs_device as device;
 pub use braidfs_format as format;
 pub use braidfs_store as store;
-pub use budget::{Credit, Paid, RateUse, Turn};
+pub use budget::{Credit, Paid, RateUse, ServingUse, Turn};
 pub use cell::pieces::{Defragmented, Pieces};
+pub use device_set::DeviceSet;
 pub use domain::ahead::Advice;
 pub use error::{Error, Result};
 pub use file::extents::FileExtent;
 pub use file::pinned::{Piece, Pinned};
 pub use names::path::OpenHow;
 pub use quota::{Force, Forced, forced};
+pub use spending::Spending;
 pub use types::*;
 pub use volume::add_device::DeviceChange;
 pub use volume::drain::{Drained, HeldDirectory};
 pub use volume::held::hand_over::NotHandedOver;
 pub use volume::journal_replay::JournalReplay;
 pub use volume::label::LABEL_MAX;
+pub use volume::moves::Elsewhere;
 pub use volume::quotas::{Quota, QuotaLimits};
 pub use volume::rebalance::Rebalanced;
 pub use volume::resize::{NewSize, Resized};
 pub use volume::tenants::{
-    GRACE, SoftLimit, TENANT_BPS_MIN, TENANT_INODES_MAX, TENANT_IOPS_MIN, TENANT_MEMORY_MIN, Tenant, TenantBudget,
+    GRACE, SoftLimit, TENANT_BPS_MIN, TENANT_INODES_MAX, TENANT_IOPS_MIN, TENANT_MEMORY_MIN, TENANT_SERVING_MIN,
+    Tenant, TenantBudget,
 };
 pub use volume::trim::TRIM_MIN_MAX;
 pub use volume::{OpenFile, Ticket, Volume};

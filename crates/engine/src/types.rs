@@ -378,6 +378,8 @@ pub struct MountOptions {
     pub clock: Option<fn() -> Timestamp>,
     /// Where that comes from by which tenants' rates are measured: since any moment, never back.
     pub rate_clock: Option<fn() -> std::time::Duration>,
+    /// Of tests: how long the thread that asks has run, in place of the processor time that the system counts for it.
+    pub processor_clock: Option<fn() -> std::time::Duration>,
     /// Who calls has asked before whether a tenant may ([`crate::Volume::come`]), and let its thread do something else
     /// meanwhile: no call waits for that by itself.
     pub paced_above: bool,
@@ -406,6 +408,7 @@ impl Default for MountOptions {
             share_dirs: false,
             clock: None,
             rate_clock: None,
+            processor_clock: None,
             paced_above: false,
         }
     }

@@ -118,8 +118,8 @@ pub struct DomainHeader {
     pub tenant_soft_since: U64,
     /// How long the soft limit may be exceeded, seconds.
     pub tenant_grace: U32,
-    /// Unused, written as 0.
-    pub reserved3: U32,
+    /// Devices on which the domain may claim groups, a bit for each number; 0: all.
+    pub tenant_devices: U32,
     /// Bytes of the cache that others leave the tenant; 0: none.
     pub tenant_memory_min: U64,
     /// Bytes of the cache that it may hold; 0: as many as there are.
@@ -136,8 +136,10 @@ pub struct DomainHeader {
     /// Of a domain without a journal: the record of its tenant's root directory ([`crate::node::NodeRecord`]), without names
     /// in it. It is made again from that.
     pub scratch_root: [u8; SCRATCH_ROOT_MAX],
+    /// Processor time that the server may spend on the tenant, nanoseconds in a second; 0: as much as there is.
+    pub tenant_serving: TenantRate,
     /// Unused, written as 0.
-    pub reserved: [u8; 704],
+    pub reserved: [u8; 688],
 }
 const _: () = assert!(size_of::<DomainHeader>() == BLOCK_BYTES);
 

@@ -123,8 +123,9 @@ fn structures() {
         fields!(DomainHeader: header, domain, reserved0, flags, journal_start, journal_blocks, reserved1, tail_pos,
             head_pos, checkpointed_tx, last_tx, mounts, reserved2, checkpoint, tables, tenant_root,
             tenant_generation, tenant_flags, tenant_blocks, tenant_name, tenant_inodes, tenant_rates,
-            tenant_soft_blocks, tenant_soft_since, tenant_grace, reserved3, tenant_memory_min,
-            tenant_memory_max, tenant_journal, scratch_at_rest, scratch_root_bytes, reserved4, scratch_root, reserved),
+            tenant_soft_blocks, tenant_soft_since, tenant_grace, tenant_devices, tenant_memory_min,
+            tenant_memory_max, tenant_journal, scratch_at_rest, scratch_root_bytes, reserved4, scratch_root, tenant_serving,
+            reserved),
     );
     compare(
         "OwnerRecord",

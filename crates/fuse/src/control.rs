@@ -20,11 +20,13 @@ pub(crate) use quota::{
     DIRECTORY as QUOTA_DIRECTORY, GROUP as QUOTA_GROUP, QUOTA, QUOTA_TEXT, QuotaArg, QuotaCall, USER as QUOTA_USER,
 };
 pub use quota::{QuotaChange, QuotaSubject, quota_remove, quota_set, quota_show, quotas};
-pub(crate) use tenant::{
-    KNOWS_INODES, LEAVE_SPACE, SET_INODES, SET_JOURNAL, SET_MEMORY, SET_RATES, SET_SOFT, TENANT, TenantArg, TenantCall,
-};
 pub use tenant::{
-    NewLimit, TenantChange, TenantInfo, tenant_create, tenant_mount, tenant_remove, tenant_set, tenant_show, tenants,
+    ElsewhereInfo, NewLimit, TenantChange, TenantInfo, tenant_create, tenant_mount, tenant_remove, tenant_set,
+    tenant_show, tenants,
+};
+pub(crate) use tenant::{
+    KNOWS_INODES, LEAVE_SPACE, SET_DEVICES, SET_INODES, SET_JOURNAL, SET_MEMORY, SET_RATES, SET_SERVING, SET_SOFT,
+    TENANT, TenantArg, TenantCall,
 };
 
 use crate::abi::op;

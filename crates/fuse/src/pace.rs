@@ -1,4 +1,5 @@
-//! Requests of tenants that have asked more of the device than they may in a second: they are put aside until their turn.
+//! Requests of tenants that have asked more of the device than they may in a second, or taken more of the serving threads' time:
+//! they are put aside until their turn.
 //!
 //! A serving thread that slept would be one less for the tenant's neighbours, so a request that must wait is copied and parked,
 //! with the duty to answer it, and threads of this module's own serve it when its turn has come ([`braidfs::Turn`]). INTERRUPT
@@ -13,7 +14,10 @@
 //!   write ([`requester::doing`]). When the pages come they are paid for.
 //! - times that the flusher writes back, by SETATTR, which it waits for.
 //! - RENAME: the kernel holds a lock of the whole mount meanwhile, where the directories are two.
-//! - what looks something up, and SYNCFS, which is everybody's.
+//! - SYNCFS, which is everybody's.
+//!
+//! What looks something up waits for no device, and where the tenant's processor time is limited for [`LOOKS_WAIT`] at most: the
+//! kernel looks names up under the lock of a RENAME, too. Listings wait for that as reads do.
 //!
 //! **How many.** The kernel hands out only so many requests that nobody in the kernel waits for by itself, and neither reads
 //! ahead nor writes back for anybody when many of them are out. So parked ones are bounded, for all and for each tenant,
@@ -30,13 +34,13 @@ use crate::node::WireId;
 use crate::request::{Answer, Handled, Outcome, OwnedRequest, Request};
 use crate::requester::{self, Doing};
 use crate::transport::Later;
-use braidfs::{Demand, DomainId, Turn, Way};
+use braidfs::{Demand, DomainId, Spending, Turn, Way};
 use braidfs_sync::{Condvar, Mutex, rank};
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Threads that serve what was parked. What they cannot keep up with has its turn at once, and is not parked.
 pub(crate) const THREADS: usize = 2;
@@ -48,6 +52,9 @@ const MOST_UNRAISED: usize = 48;
 const MOST_OF_ONE_UNRAISED: usize = 24;
 /// What a `writev` and its kin are taken to write: how much it is cannot be seen.
 const SOME: usize = 64 << 10;
+/// Longer no request waits that only looks at something: a rename may have sent it, for which the kernel holds a lock of the
+/// whole mount. A tenant that does nothing else has a hundred of them a second for each of its threads.
+const LOOKS_WAIT: Duration = Duration::from_millis(10);
 /// So often it is looked whether a limit has changed.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -58,12 +65,17 @@ struct Parked {
     background: bool,
     /// What it is going to write comes later, from the kernel's cache.
     ahead: bool,
+    /// It waits no longer, whenever its turn is.
+    until: Option<Instant>,
     req: OwnedRequest,
     later: Later,
 }
 
-/// Domain, and whether it writes.
-type Key = (usize, bool);
+/// Domain, and what is asked: [`READS`], [`WRITES`] or [`LOOKS`].
+type Key = (usize, u8);
+const READS: u8 = 0;
+const WRITES: u8 = 1;
+const LOOKS: u8 = 2;
 
 #[derive(Default)]
 struct State {
@@ -106,7 +118,9 @@ impl State {
         let behind = |key: &Key| *key <= self.last;
         for (&key, queue) in &self.queues {
             let Some(first) = queue.front() else { continue };
-            match first.turn.due().filter(|_| self.hurrying == 0 && !self.rushing.contains_key(&key.0)) {
+            let left = first.until.map(|until| until.saturating_duration_since(Instant::now()));
+            let due = first.turn.due().map(|due| left.map_or(due, |left| left.min(due)));
+            match due.filter(|d| !d.is_zero() && self.hurrying == 0 && !self.rushing.contains_key(&key.0)) {
                 None if ready.is_none_or(|r| behind(&r) && !behind(&key)) => ready = Some(key),
                 None => {}
                 Some(due) => soonest = Some(soonest.map_or(due, |s| s.min(due))),
@@ -124,7 +138,7 @@ impl State {
     }
 
     fn background_of(&self, domain: usize) -> usize {
-        let of_both = self.queues.range((domain, false)..=(domain, true));
+        let of_both = self.queues.range((domain, READS)..=(domain, LOOKS));
         of_both.map(|(_, q)| q.iter().filter(|p| p.background).count()).sum()
     }
 }
@@ -232,11 +246,13 @@ struct Asks {
     demand: Demand,
     background: bool,
     ahead: bool,
+    /// It asks for nothing but a look, and waits for processor time only, and not for long.
+    look: bool,
 }
 
 impl Asks {
     fn of(ino: WireId, demand: Demand) -> Self {
-        Self { ino, demand, background: false, ahead: false }
+        Self { ino, demand, background: false, ahead: false, look: false }
     }
 }
 
@@ -272,9 +288,30 @@ impl BraidFs {
                 let arg = req.arg::<abi::CopyRangeIn>().ok()?;
                 Some(Asks::of(WireId(arg.nodeid_out), Demand::write(arg.len.min(MAX_IO_BYTES.into()) as usize)))
             }
-            op::GETATTR => self.asks_before_write(req),
+            op::GETATTR => self.asks_before_write(req).or_else(|| self.looks(node)),
+            op::READDIR | op::READDIRPLUS => self.is_timed(node).then(|| Asks::of(node, Demand::read(0))),
+            op::LOOKUP | op::GETXATTR | op::LISTXATTR | op::READLINK | op::STATX => self.looks(node),
             _ => None,
         }
+    }
+
+    /// What only looks at something, which costs next to nothing but the time of who serves it.
+    fn looks(&self, node: WireId) -> Option<Asks> {
+        self.is_timed(node).then(|| Asks { look: true, ..Asks::of(node, Demand::read(0)) })
+    }
+
+    /// Whether the time is limited that is spent on the tenant of an inode.
+    fn is_timed(&self, node: WireId) -> bool {
+        let limited = |d| self.vol.serving_limited(DomainId(d as u16));
+        self.vol.any_serving() && self.domain_index(node.ino()).is_some_and(limited)
+    }
+
+    /// Has the tenant of an inode pay for what this thread does, until the value is dropped.
+    pub(crate) fn spend(&self, node: WireId) -> Option<Spending> {
+        if !self.vol.any_serving() {
+            return None;
+        }
+        self.vol.spend(DomainId(self.domain_index(node.ino())? as u16))
     }
 
     /// The same of the question before a `write` through the kernel's cache.
@@ -293,9 +330,10 @@ impl BraidFs {
         Some(Asks { ahead: true, ..Asks::of(req.node(), Demand::write(bytes)) })
     }
 
-    /// Whether the tenant of the domain may write so much in a second only.
+    /// Whether the tenant of the domain may write so much in a second only, or have it served for so long.
     pub(crate) fn paces_writes(&self, domain: usize) -> bool {
-        self.vol.rates_limited(DomainId(domain as u16), Way::Write)
+        let domain = DomainId(domain as u16);
+        self.vol.rates_limited(domain, Way::Write) || self.vol.serving_limited(domain)
     }
 
     /// Handles a request, or parks it until its tenant's turn.
@@ -306,7 +344,11 @@ impl BraidFs {
 
     fn serve_in_turn(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let place = self.asks(req).and_then(|asks| Some((self.domain_index(asks.ino.ino())?, asks)));
-        let turn = place.and_then(|(d, asks)| Some((d, self.vol.come(DomainId(d as u16), asks.demand)?, asks)));
+        let come = |d: usize, asks: &Asks| match asks.look {
+            true => self.vol.come_to_look(DomainId(d as u16)),
+            false => self.vol.come(DomainId(d as u16), asks.demand),
+        };
+        let turn = place.and_then(|(d, asks)| Some((d, come(d, &asks)?, asks)));
         let Some((domain, turn, asks)) = turn else { return self.serve_now(req, out, cx) };
         let turn = match turn.due() {
             None => turn,
@@ -315,11 +357,16 @@ impl BraidFs {
                     turn,
                     background: asks.background,
                     ahead: asks.ahead,
+                    until: asks.look.then(|| Instant::now() + LOOKS_WAIT),
                     req: req.detach(),
                     later: cx.later(),
                 };
-                let writes = asks.demand.way == Way::Write;
-                match self.pacer.park(park, turn, (domain, writes), asks.background) {
+                let kind = match asks.demand.way {
+                    _ if asks.look => LOOKS,
+                    Way::Read => READS,
+                    Way::Write => WRITES,
+                };
+                match self.pacer.park(park, turn, (domain, kind), asks.background) {
                     None => return Ok(Outcome::Deferred),
                     Some(turn) => turn,
                 }
@@ -343,6 +390,7 @@ impl BraidFs {
             Some(turn.go())
         };
         let req = req.get();
+        let _spending = self.spend(req.node());
         out.clear();
         let handled = catch_unwind(AssertUnwindSafe(|| self.serve_now(&req, out, &later.context())));
         let handled = handled.unwrap_or_else(|_| {
@@ -366,7 +414,8 @@ impl BraidFs {
     /// The rates of a tenant have changed: from now on the kernel asks before each `write` there, where writes are limited,
     /// and hands out more of what may be parked. On a thread of its own.
     pub(crate) fn rates_changed(&self, domain: DomainId, channel: &Arc<Channel>) {
-        let [reads, writes] = [Way::Read, Way::Write].map(|way| self.vol.rates_limited(domain, way));
+        let reads = self.vol.rates_limited(domain, Way::Read);
+        let writes = self.paces_writes(domain.0.into());
         if reads || writes {
             self.raise_threshold();
         }

@@ -31,7 +31,7 @@ use crate::upgrade::record::Front;
 use crate::upgrade::stop::Stop;
 use crate::upgrade::{Upgrades, old};
 use crate::watch::listen::Listener;
-use braidfs::Volume;
+use braidfs::{Spending, Volume};
 use braidfs_sync::{Mutex, phases, rank};
 use crew::{Closing, Crew, Places, spawn_thread};
 use crossbeam::utils::CachePadded;
@@ -318,7 +318,7 @@ impl Server<'_> {
             }
         };
         let lend = self.lend.as_ref().map(|_| &lend as &dyn Fn(Loan));
-        ring.run(|req, out, ticket| self.dispatch(req, out, Some(ticket)), lend)
+        ring.run(|req, out, ticket| self.dispatch(req, out, Some(ticket), &mut None), lend)
     }
 
     /// Serves what rings have lent, until they are gone.
@@ -326,7 +326,7 @@ impl Server<'_> {
         let mut scratch = Answer::new(4096);
         for loan in lent {
             let received = loan.received();
-            loan.serve(&mut scratch, |req, out, ticket| self.handle(req, out, Some(ticket), Some(received)));
+            loan.serve(&mut scratch, |req, out, ticket| self.handle(req, out, Some(ticket), Some(received), &mut None));
         }
     }
 
@@ -360,7 +360,9 @@ impl Server<'_> {
         out.clear();
         req.head.nodeid = self.channel.node(req.node()).0;
         let (opcode, unique) = (req.head.opcode, req.head.unique);
-        match self.dispatch(&req, out, None) {
+        // until it is answered
+        let mut spending = None;
+        match self.dispatch(&req, out, None, &mut spending) {
             Reply::Body if self.channel.reply(unique, out) => {}
             Reply::Body => {
                 if let Some(fs) = &*self.slot.lock() {
@@ -374,8 +376,14 @@ impl Server<'_> {
         opcode != op::DESTROY
     }
 
-    /// Handles a request of either transport.
-    fn dispatch(&self, req: &Request<'_>, out: &mut Answer, ticket: Option<&Ticket>) -> Reply {
+    /// Handles a request of either transport, at the cost of its tenant for as long as `spending` lives.
+    fn dispatch(
+        &self,
+        req: &Request<'_>,
+        out: &mut Answer,
+        ticket: Option<&Ticket>,
+        spending: &mut Option<Spending>,
+    ) -> Reply {
         self.served.count(self.i, req);
         if req.head.opcode == op::DESTROY {
             // answered when it is done, also where that panics
@@ -387,13 +395,21 @@ impl Server<'_> {
             }
             return Reply::Empty;
         }
-        self.handle(req, out, ticket, None)
+        self.handle(req, out, ticket, None, spending)
     }
 
     /// Handles a request that the volume is still there for. `received`: when another thread got it.
-    fn handle(&self, req: &Request<'_>, out: &mut Answer, ticket: Option<&Ticket>, received: Option<Instant>) -> Reply {
+    fn handle(
+        &self,
+        req: &Request<'_>,
+        out: &mut Answer,
+        ticket: Option<&Ticket>,
+        received: Option<Instant>,
+        spending: &mut Option<Spending>,
+    ) -> Reply {
         let (channel, unique, opcode) = (&self.channel, req.head.unique, req.head.opcode);
         let slot = self.slot.lock();
+        *spending = slot.as_ref().and_then(|fs| fs.spend(req.node()));
         let mut begun = self.counts.begin_waited(opcode, received);
         self.counts.about(&mut begun, received, |at| {
             let bytes = match opcode {

@@ -20,19 +20,27 @@ const MORE: u64 = 24 * MIB;
 
 /// Devices that are recorded by one clock.
 #[derive(Debug)]
-struct Together {
+pub(crate) struct Together {
     logs: Vec<RecordDevice>,
     /// After each event of any of them, how long each log was.
     times: Mutex<Vec<Vec<usize>>>,
 }
 
 impl Together {
+    /// Both with what they have now, and what is recorded of them from now on.
+    pub(crate) fn of(devices: &[Arc<MemDevice>; 2]) -> (Arc<Self>, [Arc<dyn Device>; 2]) {
+        let logs = devices.iter().map(|d| RecordDevice::new(d.snapshot())).collect();
+        let together = Arc::new(Self { logs, times: Mutex::default() });
+        let both = [0, 1].map(|i| Arc::new(One(Arc::clone(&together), i)) as Arc<dyn Device>);
+        (together, both)
+    }
+
     fn tick(&self) {
         // one thread does all: see `options`
         self.times.lock().unwrap().push(self.logs.iter().map(RecordDevice::log_len).collect());
     }
 
-    fn now(&self) -> usize {
+    pub(crate) fn now(&self) -> usize {
         self.times.lock().unwrap().len()
     }
 }
@@ -95,7 +103,7 @@ fn bytes(v: &Volume) -> u64 {
     v.super_block().device_table().iter().map(|d| d.blocks.get() * BLOCK).sum()
 }
 
-fn large(v: &Volume, name: &str, mib: u64) -> Result<(), String> {
+pub(crate) fn large(v: &Volume, name: &str, mib: u64) -> Result<(), String> {
     let how = OpenHow { read: true, write: true, create: true, mode: 0o644, ..OpenHow::default() };
     let f = v.open_path(name.as_bytes(), how, &Cred::root()).map_err(|e| format!("{name}: {e}"))?;
     for at in 0..mib {
@@ -105,7 +113,7 @@ fn large(v: &Volume, name: &str, mib: u64) -> Result<(), String> {
     v.fsync(f.ino(), false).map_err(|e| e.to_string())
 }
 
-fn large_holds(v: &Volume, name: &str, mib: u64) -> Result<(), String> {
+pub(crate) fn large_holds(v: &Volume, name: &str, mib: u64) -> Result<(), String> {
     let how = OpenHow { read: true, ..OpenHow::default() };
     let f = v.open_path(name.as_bytes(), how, &Cred::root()).map_err(|e| format!("{name}: {e}"))?;
     let mut got = vec![0; MIB as usize];
@@ -225,9 +233,7 @@ fn made(what: Change) -> Result<[Arc<MemDevice>; 2], String> {
 /// The first state that is none of those that may be.
 pub fn every_crash_of_a_device(what: Change) -> Result<(usize, usize), String> {
     let text = |e: braidfs::Error| e.to_string();
-    let logs = made(what)?.iter().map(|d| RecordDevice::new(d.snapshot())).collect();
-    let together = Arc::new(Together { logs, times: Mutex::default() });
-    let [first, second] = [0, 1].map(|i| Arc::new(One(Arc::clone(&together), i)) as Arc<dyn Device>);
+    let (together, [first, second]) = Together::of(&made(what)?);
     let members = if what == Change::Add { vec![first] } else { vec![first, Arc::clone(&second)] };
     let v = Volume::mount(members, options()).map_err(text)?;
     write(&v, "meanwhile", 2)?;
@@ -236,11 +242,25 @@ pub fn every_crash_of_a_device(what: Change) -> Result<(usize, usize), String> {
     let end = together.now() - 1;
     write(&v, "behind", 3)?;
     v.crash();
+    let last = together.times.lock().unwrap().len();
+    each_crash(&together, [begin, end], |at, images| {
+        let promised = Promised { done: at >= end, behind: at + 1 == last };
+        look(images, what, promised).map_err(|e| format!("{what:?}: {e}"))
+    })
+}
+
+/// Crashes two recorded devices at each flush from the first of the moments on, and at both of these, and has each state looked
+/// at, told which moment it is; how many states there were, and how many of them `look` counted.
+pub(crate) fn each_crash(
+    together: &Together,
+    [begin, end]: [usize; 2],
+    mut look: impl FnMut(usize, Vec<MemDevice>) -> Result<bool, String>,
+) -> Result<(usize, usize), String> {
     let records: Vec<Log> = together.logs.iter().map(Log::of).collect();
     let times = together.times.lock().unwrap().clone();
     let budget = Budget { subsets: 2, samples: 1 };
     let mut rng = fastrand::Rng::with_seed(7);
-    let (mut states, mut olds) = (0, 0);
+    let (mut states, mut counted) = (0, 0);
     for (at, time) in times.iter().enumerate().skip(begin) {
         // a crash between two flushes is the later one with some writes lost
         let flushes = |t: Option<&Vec<usize>>| {
@@ -257,12 +277,11 @@ pub fn every_crash_of_a_device(what: Change) -> Result<(usize, usize), String> {
             let (of_first, of_second) = keep.split_at(lost[0]);
             let crash = [(0, of_first), (1, of_second)].map(|(i, k)| CrashState { upto: time[i], keep: k.to_vec() });
             let images = (0..2).map(|i| MemDevice::from_image(records[i].image(&crash[i]))).collect();
-            let promised = Promised { done: at >= end, behind: at + 1 == times.len() };
-            let is_old = look(images, what, promised)
-                .map_err(|e| format!("{what:?}, moment {at} ({begin} to {end}), {} and {}: {e}", crash[0], crash[1]))?;
             states += 1;
-            olds += usize::from(is_old);
+            let is = look(at, images)
+                .map_err(|e| format!("moment {at} ({begin} to {end}), {} and {}: {e}", crash[0], crash[1]))?;
+            counted += usize::from(is);
         }
     }
-    Ok((states, olds))
+    Ok((states, counted))
 }

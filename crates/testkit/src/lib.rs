@@ -41,6 +41,7 @@ pub mod sparse;
 pub mod states;
 pub mod subject;
 pub mod tenant;
+pub mod tenant_devices;
 pub mod walk;
 
 /// A number from the environment, or `default`; the name of a test's knob is part of its documentation.

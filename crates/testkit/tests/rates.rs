@@ -193,6 +193,37 @@ fn commits_are_debt_of_their_tenant_alone() {
     b.close();
 }
 
+/// What is committed costs its tenant the processor time of whoever does it, and no other one; to write costs the caller his own.
+#[test]
+fn commits_cost_their_tenant_time() {
+    let b = bench!(paced());
+    let roots = ["one", "other"].map(|name| b.tenant(name, Rates::default()).0);
+    let serving = Some(Rate { per_second: SECOND / 2, burst: Some(SECOND) });
+    for name in ["one", "other"] {
+        b.v().tenant_change(name, |t| t.serving = serving).unwrap();
+    }
+    b.v().sync().unwrap();
+    let used = || ["one", "other"].map(|name| b.v().tenant(name).unwrap().served.used);
+    let before = used();
+    let f = file(b.v(), roots[0], "f");
+    for n in 0..16 {
+        b.v().write(&f, n * MIB, &vec![7; MIB as usize]).unwrap();
+    }
+    assert_eq!(used(), before);
+    b.v().sync().unwrap();
+    let after = used();
+    assert!(after[0] > before[0] && after[1] == before[1], "{before:?} {after:?}");
+    // a thread of a front end is asked about, in the library nobody waits
+    let d = b.v().tenant("one").unwrap().domain;
+    assert!(b.v().serving_limited(d) && b.v().come(d, Demand::sync()).is_some());
+    let t = b.v().tenant("one").unwrap();
+    assert_eq!((t.budget.serving, t.served.waits), (serving, 0));
+    let least = b.v().tenant_change("one", |t| t.serving = Some(Rate { per_second: SECOND / 101, burst: None }));
+    assert!(matches!(least, Err(Error::Invalid(_))));
+    drop(f);
+    b.close();
+}
+
 /// Threads write, read and sync at limits that change all the time, to none and to the lowest: no error, no byte lost.
 #[test]
 fn limits_change_under_load() {
@@ -247,7 +278,9 @@ fn rates_stay_over_a_mount() {
         write_iops: Some(Rate { per_second: 10, burst: Some(1 << 50) }),
     };
     let soft_space = Some(SoftLimit { space: 3 * MIB, grace: Duration::from_secs(u32::MAX.into()) });
-    let budget = TenantBudget { space: Some(3 * MIB), soft_space, rates, inodes: Some(7), ..TenantBudget::default() };
+    let serving = Some(Rate { per_second: SECOND / 5, burst: Some(3) });
+    let budget =
+        TenantBudget { space: Some(3 * MIB), soft_space, rates, inodes: Some(7), serving, ..TenantBudget::default() };
     b.v().tenant_create(ROOT, b"t", 0o755, "t", budget, &Cred::root()).unwrap();
     for wrong in [
         TenantBudget { rates: Rates { read_bps: per_second(65535), ..rates }, ..budget },
@@ -269,7 +302,7 @@ fn rates_stay_over_a_mount() {
     let t = v.tenant("t").unwrap();
     assert_eq!(t.budget, budget);
     assert!(v.come(t.domain, Demand::write(1)).is_some() && v.rates_limited(t.domain, Way::Read), "from the mount on");
-    v.tenant_change("t", |b| (b.rates, b.soft_space) = Default::default()).unwrap();
+    v.tenant_change("t", |b| (b.rates, b.soft_space, b.serving) = Default::default()).unwrap();
     assert!(v.come(t.domain, Demand::write(1)).is_none());
     v.tenant_remove("t").unwrap();
     close(v, std::slice::from_ref(&device));

@@ -313,7 +313,7 @@ fn bind(m: &mut Model, d: usize, path: &str, name: &str, change: impl FnOnce(&mu
 #[test]
 fn tenants_fields_are_looked_at() {
     type Damage = fn(&mut DomainHeader);
-    let cases: [(Damage, Option<(&str, u64)>); 18] = [
+    let cases: [(Damage, Option<(&str, u64)>); 23] = [
         (|h| h.tenant_name = [0; 64], Some(("tenant-1", 300))),
         (|h| h.tenant_name[1] = b'/', Some(("tenant-1", 300))),
         (|h| h.tenant_name[0] = 0xff, Some(("tenant-1", 300))),
@@ -329,6 +329,11 @@ fn tenants_fields_are_looked_at() {
         (|h| h.tenant_soft_since = 7.into(), Some(("one", 300))),
         (|h| h.tenant_memory_max = ((4 << 20) - 1).into(), Some(("one", 300))),
         (|h| (h.tenant_memory_min, h.tenant_memory_max) = ((9 << 20).into(), (8 << 20).into()), Some(("one", 300))),
+        (|h| h.tenant_serving.per_second = ((1 << 50) + 1).into(), Some(("one", 300))),
+        (|h| h.tenant_serving.burst = 1.into(), Some(("one", 300))),
+        (|h| h.tenant_devices = 2.into(), Some(("one", 300))),
+        (|h| h.tenant_devices = (1 << 15).into(), Some(("one", 300))),
+        (|h| h.tenant_devices = (1 | 1 << 16).into(), Some(("one", 300))),
         (|h| h.tenant_root = 0.into(), None),
         (|h| h.tenant_root = InodeNo::ROOT.0.into(), None),
         (|h| h.tenant_generation = (h.tenant_generation.get() + 1).into(), None),
@@ -342,6 +347,9 @@ fn tenants_fields_are_looked_at() {
         h.tenant_rates[0].per_second = (1 << 50).into();
         h.tenant_rates[0].burst = (1 << 50).into();
         (h.tenant_memory_min, h.tenant_memory_max) = ((8 << 20).into(), (8 << 20).into());
+        (h.tenant_serving.per_second, h.tenant_serving.burst) = (1.into(), (1 << 50).into());
+        // one that has left, too
+        h.tenant_devices = 5.into();
     });
     repair::write(&mut m).unwrap();
     assert_eq!(run(&base, &FORCE).findings, vec![]);
@@ -362,6 +370,7 @@ fn tenants_fields_are_looked_at() {
             (0, [TenantRate::default(); 4], 0, 0),
             "{i}"
         );
+        assert_eq!((h.tenant_serving, h.tenant_devices.get()), (TenantRate::default(), 0), "{i}");
         let is = (h.tenant_root.get() > 0).then(|| (h.tenant_name_str(), h.tenant_blocks.get()));
         assert_eq!(is, left.map(|(n, b)| (n.to_owned(), b)), "{i}");
     }

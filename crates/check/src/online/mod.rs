@@ -147,7 +147,7 @@ fn tenant_of(volume: &dyn LiveVolume, log: &mut Log, d: DomainId, h: &DomainHead
         volume.owner(group).map(|d| d.0)
     };
     let mut has_root = root.0 > 0;
-    tenant::fields(h, owner, |w| {
+    tenant::fields(h, volume.store().devices(), owner, |w| {
         has_root &= !matches!(w, Wrong::Root(_));
         log.add(codes::TENANT, None, w.why());
     });

@@ -6,6 +6,7 @@ use braidfs_format::domain::{DomainHeader, TENANT_RATE_MAX, TENANT_RATES, Tenant
 use braidfs_format::file_kind::FileKind;
 use braidfs_format::inode::{Inode, Link};
 use braidfs_format::node::{DIR, NodeEntry, NodeRecord};
+use braidfs_format::super_block::MAX_DEVICES;
 use std::collections::HashSet;
 
 /// The least limit of a tenant, blocks: what the engine takes.
@@ -34,6 +35,10 @@ pub enum Wrong {
     Memory(String),
     /// What it says of its journal is nothing.
     Journal(String),
+    /// The limit of processor time is none.
+    Serving(String),
+    /// The devices are none of the volume's.
+    Devices(String),
 }
 
 impl Wrong {
@@ -46,7 +51,9 @@ impl Wrong {
         | Self::Rate(_, why)
         | Self::Soft(why)
         | Self::Memory(why)
-        | Self::Journal(why)) = self;
+        | Self::Journal(why)
+        | Self::Serving(why)
+        | Self::Devices(why)) = self;
         why
     }
 }
@@ -74,12 +81,14 @@ pub fn rootless(h: &DomainHeader) -> String {
     format!("the directory of tenant {:?}, inode {}, is not there", h.tenant_name_str(), h.tenant_root)
 }
 
-/// Tells `wrong` what does not hold of the tenant in `h`; `owner` is the domain to which a number of an inode belongs.
-pub fn fields(h: &DomainHeader, owner: impl Fn(InodeNo) -> Option<u16>, mut wrong: impl FnMut(Wrong)) {
+/// Tells `wrong` what does not hold of the tenant in `h`; `owner` is the domain to which a number of an inode belongs, `devices`
+/// how many the volume has.
+pub fn fields(h: &DomainHeader, devices: usize, owner: impl Fn(InodeNo) -> Option<u16>, mut wrong: impl FnMut(Wrong)) {
     let root = h.tenant_root.get();
     let blank = h.tenant_generation.get() == 0 && h.tenant_blocks.get() == 0 && h.tenant_name == [0; 64];
     let blank = blank && h.tenant_inodes.get() == 0 && h.tenant_rates == [TenantRate::default(); 4];
     let blank = blank && soft(h) == (0, 0, 0) && memory(h) == (0, 0) && h.tenant_journal == 0;
+    let blank = blank && h.tenant_serving == TenantRate::default() && h.tenant_devices.get() == 0;
     if root == 0 {
         if !blank {
             wrong(Wrong::Root("a tenant without a directory".into()));
@@ -101,11 +110,19 @@ pub fn fields(h: &DomainHeader, owner: impl Fn(InodeNo) -> Option<u16>, mut wron
         wrong(Wrong::Inodes(format!("the tenant's limit is {inodes} inodes")));
     }
     for (i, (rate, name)) in h.tenant_rates.iter().zip(TENANT_RATES).enumerate() {
-        let (per_second, burst) = (rate.per_second.get(), rate.burst.get());
-        let holds = per_second <= TENANT_RATE_MAX && burst <= TENANT_RATE_MAX && (per_second > 0 || burst == 0);
-        if !holds {
+        if !rate_holds(rate) {
+            let TenantRate { per_second, burst } = rate;
             wrong(Wrong::Rate(i, format!("the tenant's {name} is {per_second}, at once {burst}")));
         }
+    }
+    if !rate_holds(&h.tenant_serving) {
+        let TenantRate { per_second, burst } = h.tenant_serving;
+        wrong(Wrong::Serving(format!("the tenant's serving time is {per_second} ns a second, at once {burst}")));
+    }
+    // numbers of devices that have left may stand beside others, after a crash
+    let bits = h.tenant_devices.get();
+    if bits != 0 && (bits >> MAX_DEVICES != 0 || bits & ((1 << devices.min(MAX_DEVICES)) - 1) == 0) {
+        wrong(Wrong::Devices(format!("the tenant's devices are {bits:#x}, of {devices}")));
     }
     let (most, since, grace) = soft(h);
     if most > 0 && (most < BLOCKS_MIN || blocks > 0 && most > blocks) || most == 0 && (since, grace) != (0, 0) {
@@ -130,6 +147,11 @@ pub fn kept_links(h: &DomainHeader) -> Option<Vec<Link>> {
     let inode = Inode::decode(&record.payload).ok().filter(|_| (record.node, record.generation) == numbers)?;
     let is_dir = FileKind::from_mode(inode.mode) == Some(FileKind::Dir);
     Some(inode.links).filter(|links| is_dir && !links.is_empty())
+}
+
+fn rate_holds(rate: &TenantRate) -> bool {
+    let (per_second, burst) = (rate.per_second.get(), rate.burst.get());
+    per_second <= TENANT_RATE_MAX && burst <= TENANT_RATE_MAX && (per_second > 0 || burst == 0)
 }
 
 /// Least and most bytes of memory.
@@ -160,12 +182,24 @@ pub fn clear(h: &mut DomainHeader) {
     no_soft_limit(h);
     any_memory(h);
     journaled(h);
+    any_serving(h);
+    any_devices(h);
 }
 
 /// Has it a journal, as the mount says.
 pub fn journaled(h: &mut DomainHeader) {
     (h.tenant_journal, h.scratch_at_rest) = (0, 0);
     h.keep_scratch_root(&[]);
+}
+
+/// Takes the limit of processor time away.
+pub fn any_serving(h: &mut DomainHeader) {
+    h.tenant_serving = TenantRate::default();
+}
+
+/// Lets the tenant use all devices: which ones it were nobody knows.
+pub fn any_devices(h: &mut DomainHeader) {
+    h.tenant_devices = 0.into();
 }
 
 /// Takes the limits of memory away.

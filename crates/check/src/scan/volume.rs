@@ -248,7 +248,7 @@ fn check_tenants(m: &mut Model) {
     for i in 0..m.domains.len() {
         let Some(mut h) = m.domains[i].header else { continue };
         let mut found = Vec::new();
-        tenant::fields(&h, |ino| m.domain_of(ino), |w| found.push(w));
+        tenant::fields(&h, m.store.devices(), |ino| m.domain_of(ino), |w| found.push(w));
         let mut log = Log::of(m.domains[i].number);
         for w in found {
             match w {
@@ -260,6 +260,8 @@ fn check_tenants(m: &mut Model) {
                 Wrong::Soft(_) => tenant::no_soft_limit(&mut h),
                 Wrong::Memory(_) => tenant::any_memory(&mut h),
                 Wrong::Journal(_) => tenant::journaled(&mut h),
+                Wrong::Serving(_) => tenant::any_serving(&mut h),
+                Wrong::Devices(_) => tenant::any_devices(&mut h),
             }
             log.add(codes::TENANT, None, w.why());
         }

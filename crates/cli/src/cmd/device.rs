@@ -246,6 +246,32 @@ fn why(e: &std::io::Error) -> String {
     }
 }
 
+/// Number of the device that `target` is, of the volume mounted on `mountpoint`.
+///
+/// # Errors
+/// Where it is none of it.
+pub(super) fn number_of(mountpoint: &Path, target: &Path) -> Result<usize, Failure> {
+    let place = Place::of(&[mountpoint.to_path_buf()]);
+    let none = || Failure::at("cannot use", target.display(), "it is no device of this volume");
+    let uuid = place.device(target)?.ok_or_else(none)?;
+    let table = place.sb.as_ref().map_or(&[][..], SuperBlock::device_table);
+    table.iter().position(|d| d.uuid == uuid).ok_or_else(none)
+}
+
+/// Waits until what a tenant has on devices that it may not use has moved, as far as it can.
+///
+/// # Errors
+/// What the server says. Where another change of devices runs, it moves in the background.
+pub(super) fn move_tenant(mountpoint: &Path, name: &str, json: bool) -> Result<(), Failure> {
+    let bar = Bar::new(std::io::stderr().is_terminal() && !json);
+    let place = Place::of(&[mountpoint.to_path_buf()]);
+    let work = DeviceWork::move_tenant(mountpoint, name);
+    if work.as_ref().is_err_and(|e| Errno::from_io_error(e) == Some(Errno::BUSY)) {
+        return Ok(());
+    }
+    place.online("the devices are set, but a tenant does not move yet in", &bar, work).map(drop)
+}
+
 fn bar(how: &Tell) -> Bar {
     Bar::new(std::io::stderr().is_terminal() && !how.json && !how.quiet)
 }

@@ -1,15 +1,19 @@
 //! `braidfs tenant`: directory trees of a mounted volume with a domain and limits of their own.
 
+use crate::cmd::device;
 use crate::cmd::limits::{self, open, say_json};
 use crate::cmd::mount_options::MountSpec;
 use crate::failure::{Failure, Outcome};
 use crate::{mountinfo, text};
-use braidfs::{JournalMode, MemoryBudget, Rate, RateUse, SoftLimit, TenantBudget, Timestamp};
+use braidfs::{
+    DeviceSet, JournalMode, MemoryBudget, Rate, RateUse, SoftLimit, TENANT_SERVING_MIN, TenantBudget, Timestamp,
+};
 use braidfs_fuse::control::{self, TenantChange, TenantInfo, TenantMount};
 use rustix::io::Errno;
 use serde::Serialize;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -26,12 +30,17 @@ use std::time::Duration;
     braidfs tenant set --memory-min 64M --memory-max 256M /mnt web   of the server's cache\n  \
     braidfs tenant create --journal scratch /mnt/tmp          no journal: fast, and empty after a crash\n  \
     braidfs tenant set --journal data /mnt web                no file is overwritten in place from now on\n  \
+    braidfs tenant set --serving-time 50%/200% /mnt web       half a processor of the server's, after a pause 2 s of one at once\n  \
+    braidfs tenant set --devices 0,2 /mnt web       its data moves to these devices; --devices all takes that back\n  \
     braidfs tenant mount /mnt web /srv/web          by itself, with pages of the kernel's of its own; umount ends that\n  \
     braidfs tenant list /mnt\n  \
     braidfs tenant remove /mnt web                  an ordinary directory from now on, with all that is in it\n\n\
     What is made below the directory of a tenant lies in a domain of its own: a journal, an allocator and transactions that\n\
     no other tenant shares. What is moved there from elsewhere counts where it lies. `df` in the directory shows the\n\
     tenant's numbers, as `df -i` does, and ENOSPC comes at its limits. Root may, and who mounted the volume.\n\n\
+    --devices has numbers as `braidfs info` shows them, or paths. What lies elsewhere moves: the command waits for that and\n\
+    shows how far it is; killed, and after the next mount, the server goes on by itself. What cannot move stays: the journal,\n\
+    and block groups in which a file has its inode number.\n\n\
     Rates are what the device is asked: what memory serves is free. Who wants more waits, and nobody else does. A soft limit\n\
     may be exceeded for its grace; then it is a hard one until less is in use.")]
 pub struct Args {
@@ -62,7 +71,7 @@ enum Call {
     },
     /// Change limits of a tenant, while it is in use
     #[command(group = clap::ArgGroup::new("limits")
-        .args(["space", "inodes", "soft_space", "read_bps", "write_bps", "read_iops", "write_iops", "memory_min", "memory_max", "journal"])
+        .args(["space", "inodes", "soft_space", "read_bps", "write_bps", "read_iops", "write_iops", "memory_min", "memory_max", "serving_time", "devices", "journal"])
         .required(true)
         .multiple(true))]
     Set {
@@ -152,11 +161,39 @@ struct More {
     /// is none, nothing is promised, and a crash leaves it empty. Into scratch only when it is made
     #[arg(long, value_parser = parse_journal, value_name = "MODE")]
     journal: Option<Journal>,
+    /// Most processor time that the server may spend on it, of one processor, and how much at once after a pause: 50%, 150%/300%, or none
+    #[arg(long, value_parser = parse_serving, value_name = "PERCENT[/BURST]")]
+    serving_time: Option<RateLimit>,
+    /// Devices that it may use, numbers or paths: 0,2, /dev/sdb, or all
+    #[arg(long, value_name = "DEVICES")]
+    devices: Option<String>,
 }
 
 impl More {
     fn memory(&self) -> [Option<Option<u64>>; 2] {
         [self.memory_min, self.memory_max].map(|l| l.map(|l| l.0))
+    }
+
+    fn serving(&self) -> Option<Option<Rate>> {
+        self.serving_time.map(|r| r.0)
+    }
+
+    /// The devices, of the volume that `place` lies in.
+    fn devices(&self, place: &Path) -> Result<Option<DeviceSet>, Failure> {
+        let Some(text) = &self.devices else { return Ok(None) };
+        if text == "all" {
+            return Ok(Some(DeviceSet::ALL));
+        }
+        let mut numbers = Vec::new();
+        for one in text.split(',').filter(|one| !one.is_empty()) {
+            match one.parse::<usize>() {
+                Ok(n) => numbers.push(n),
+                Err(_) => numbers.push(device::number_of(&root_of(place), Path::new(one))?),
+            }
+        }
+        let none =
+            || Failure::at("tenant: no devices", text, "a volume has the numbers 0 to 15, or paths of its devices");
+        DeviceSet::of(numbers).map(Some).ok_or_else(none)
     }
 
     fn soft(&self) -> Option<Option<SoftLimit>> {
@@ -194,6 +231,19 @@ fn parse_bps(text: &str) -> Result<RateLimit, String> {
 
 fn parse_iops(text: &str) -> Result<RateLimit, String> {
     parse_rate(text, |n| n.parse().map_err(|_| "a number of requests, or none".into()))
+}
+
+/// In nanoseconds a second.
+fn parse_serving(text: &str) -> Result<RateLimit, String> {
+    let limit = parse_rate(text, |n| {
+        let percent = || n.strip_suffix('%')?.parse::<f64>().ok().filter(|p| p.is_finite() && *p >= 0.0 && *p <= 1e7);
+        let ns = percent().map(|p| (p * 1e7).round() as u64);
+        ns.ok_or_else(|| "a percentage of one processor, 50% or 150%, or none".to_owned())
+    })?;
+    match limit.0 {
+        Some(r) if r.per_second < TENANT_SERVING_MIN => Err("the least is 1%".into()),
+        _ => Ok(limit),
+    }
 }
 
 fn parse_rate(text: &str, number: impl Fn(&str) -> Result<u64, String>) -> Result<RateLimit, String> {
@@ -273,8 +323,37 @@ struct Report {
     /// ordered, data or scratch; none: as the mount says.
     journal: Option<&'static str>,
     rates: Rates,
+    /// Processor time of the server.
+    serving: Serving,
+    /// Numbers of the devices that it may use; none: all.
+    devices: Option<Vec<usize>>,
+    /// What it has on others.
+    elsewhere: Elsewhere,
     /// Its domain is read-only.
     failed: bool,
+}
+
+/// 1.0 is one processor.
+#[derive(Serialize)]
+struct Serving {
+    processors: Option<f64>,
+    /// Seconds of one at once after a pause.
+    burst_seconds: Option<f64>,
+    /// Since the mount, while there was a limit.
+    used_seconds: f64,
+    /// Requests that waited, and how long all of them did.
+    waits: u32,
+    waited_seconds: f64,
+}
+
+#[derive(Serialize)]
+struct Elsewhere {
+    groups: u32,
+    bytes: u64,
+    /// One of the groups has the journal: it stays.
+    journal: bool,
+    /// There is no room for it where the tenant may be.
+    crowded: bool,
 }
 
 /// In the order of the options.
@@ -343,6 +422,20 @@ impl From<TenantInfo> for Report {
                 read: t.read.into(),
                 written: t.written.into(),
             },
+            serving: Serving {
+                processors: t.serving.map(|r| r.per_second as f64 / 1e9),
+                burst_seconds: t.serving.map(|r| r.burst() as f64 / 1e9),
+                used_seconds: t.served.as_secs_f64(),
+                waits: t.served_waits,
+                waited_seconds: t.served_waited.as_secs_f64(),
+            },
+            devices: (!t.devices.is_all()).then(|| t.devices.numbers().collect()),
+            elsewhere: Elsewhere {
+                groups: t.elsewhere.groups,
+                bytes: t.elsewhere.bytes,
+                journal: t.elsewhere.journal,
+                crowded: t.elsewhere.crowded,
+            },
             failed: t.failed,
         }
     }
@@ -355,17 +448,32 @@ pub fn run(args: &Args) -> Outcome {
             let rates = braidfs::Rates { read_bps, write_bps, read_iops, write_iops };
             let [least, most] = more.memory().map(Option::flatten);
             let memory = MemoryBudget { least: least.unwrap_or(0), most };
-            let (soft_space, journal) = (more.soft().flatten(), more.journal.and_then(|j| j.0));
-            let budget = TenantBudget { space: space.0, inodes: inodes.0, soft_space, rates, memory, journal };
+            let place = mountinfo::absolute(directory);
+            let budget = TenantBudget {
+                space: space.0,
+                inodes: inodes.0,
+                soft_space: more.soft().flatten(),
+                rates,
+                memory,
+                journal: more.journal.and_then(|j| j.0),
+                serving: more.serving().flatten(),
+                devices: more.devices(place.parent().unwrap_or(&place))?.unwrap_or_default(),
+            };
             create(directory, name.as_deref(), &budget, *json)
         }
         Call::Set { space, inodes, more, json, mountpoint, name } => {
             let (space, inodes) = (space.map(|l| l.0), inodes.map(|l| l.0));
             let (soft_space, rates, memory) = (more.soft(), more.rates(), more.memory());
+            let (serving, devices) = (more.serving(), more.devices(mountpoint)?);
             let journal = more.journal.map(|j| j.0);
-            let change = TenantChange { space, inodes, soft_space, rates, memory, journal };
+            let change = TenantChange { space, inodes, soft_space, rates, memory, journal, serving, devices };
             let set = control::tenant_set(&open(mountpoint)?, name, &change);
-            tell(&set.map_err(|e| refused(mountpoint, name, &e))?.into(), *json)
+            let mut now = set.map_err(|e| refused(mountpoint, name, &e))?;
+            if devices.is_some() && now.elsewhere.groups > 0 {
+                device::move_tenant(&root_of(mountpoint), name, *json)?;
+                now = control::tenant_show(&open(mountpoint)?, name).map_err(|e| refused(mountpoint, name, &e))?;
+            }
+            tell(&now.into(), *json)
         }
         Call::Show { json, mountpoint, name } => {
             let shown = control::tenant_show(&open(mountpoint)?, name);
@@ -459,9 +567,52 @@ fn tell(t: &Report, json: bool) -> Outcome {
         None => {}
     }
     tell_memory(t)?;
+    tell_serving(t)?;
+    tell_devices(t)?;
     tell_rates("read", (&t.rates.read_bps, &t.rates.read_iops), &t.rates.read)?;
     tell_rates("written", (&t.rates.write_bps, &t.rates.write_iops), &t.rates.written)?;
     Ok(0)
+}
+
+fn tell_serving(t: &Report) -> Result<(), Failure> {
+    let s = &t.serving;
+    let (Some(processors), Some(burst)) = (s.processors, s.burst_seconds) else { return Ok(()) };
+    crate::say(format_args!(
+        "  serving time {:.0} % of a processor, {burst:.3} s at once; so far {:.1} s, {} waited, together {:.1} s",
+        processors * 100.0,
+        s.used_seconds,
+        text::count(s.waits.into(), "request", "requests"),
+        s.waited_seconds
+    ))
+}
+
+fn tell_devices(t: &Report) -> Result<(), Failure> {
+    let Some(devices) = &t.devices else { return Ok(()) };
+    let numbers: Vec<String> = devices.iter().map(ToString::to_string).collect();
+    let e = &t.elsewhere;
+    let mut line = format!("  devices {}", numbers.join(", "));
+    if e.groups > 0 {
+        let groups = text::count(e.groups.into(), "block group", "block groups");
+        line += &format!("; {groups} elsewhere, with {}", text::size(e.bytes));
+    }
+    if e.journal {
+        line += ", one of them with its journal";
+    }
+    if e.crowded {
+        line += "; these devices have no room for that: it gets nothing more";
+    }
+    crate::say(format_args!("{line}"))
+}
+
+/// The root of the mount that a directory lies in.
+fn root_of(place: &Path) -> PathBuf {
+    let device = |p: &Path| std::fs::metadata(p).ok().map(|m| m.dev());
+    let path = std::fs::canonicalize(place).unwrap_or_else(|_| mountinfo::absolute(place));
+    let (own, mut root) = (device(&path), path.as_path());
+    while let Some(above) = root.parent().filter(|p| own.is_some() && device(p) == own) {
+        root = above;
+    }
+    root.to_path_buf()
 }
 
 fn tell_memory(t: &Report) -> Result<(), Failure> {
@@ -521,6 +672,17 @@ mod tests {
         assert_eq!(parse_iops("500/7"), rate(500, Some(7)));
         for wrong in ["0", "/", "1M/", "1M/0", "1M/2M/3M", "much", "-1", ""] {
             assert!(parse_bps(wrong).is_err() && parse_iops(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn serving_time_is_a_percentage() {
+        let rate = |per_second, burst| Ok(RateLimit(Some(Rate { per_second, burst })));
+        assert_eq!(parse_serving("none"), Ok(RateLimit(None)));
+        assert_eq!(parse_serving("50%"), rate(500_000_000, None));
+        assert_eq!(parse_serving("1.5%/150%"), rate(15_000_000, Some(1_500_000_000)));
+        for wrong in ["50", "%", "0%", "0.5%", "-1%", "NaN%", "1e300%", "50%/", "50%/0%", "50%/1%/1%", "much"] {
+            assert!(parse_serving(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -95,19 +95,19 @@ fn debt_is_paid_by_who_comes() {
 fn another_limit_holds_for_who_waits() {
     let (clock, now) = clock!();
     let rates = |n: u64| Rates { write_bps: rate(n, Some(1)), ..Rates::default() };
-    let budget = Budget::new(&rates(1000), Some(now));
+    let budget = Budget::new(&rates(1000), None, Some(now), None);
     let first = budget.come(Demand::write(4000)).unwrap();
     assert_eq!(first.due(), None);
     let second = budget.come(Demand::write(1000)).unwrap();
     assert_eq!(second.due(), Some(Duration::from_secs(4)));
     clock.fetch_add(SECOND, Ordering::Relaxed);
-    budget.set(&rates(3000));
+    budget.set(&rates(3000), None);
     assert_eq!(second.due(), Some(Duration::from_secs(1)));
-    budget.set(&Rates::default());
+    budget.set(&Rates::default(), None);
     assert_eq!(second.due(), None);
     assert!(budget.come(Demand::write(1)).is_none(), "nothing is limited");
     // what comes when there is a limit again does not pay for what there was before
-    budget.set(&rates(1000));
+    budget.set(&rates(1000), None);
     let third = budget.come(Demand::write(4000)).unwrap();
     assert_eq!(third.due(), None);
 }
@@ -116,7 +116,7 @@ fn another_limit_holds_for_who_waits() {
 #[test]
 fn what_is_not_needed_is_given_back() {
     let (clock, now) = clock!();
-    let budget = Budget::new(&Rates { read_bps: rate(1000, Some(1)), ..Rates::default() }, Some(now));
+    let budget = Budget::new(&Rates { read_bps: rate(1000, Some(1)), ..Rates::default() }, None, Some(now), None);
     let debt = || budget.used(Way::Read).debt[0];
     drop(budget.come(Demand::read(5000)));
     assert_eq!(debt(), 0);
@@ -145,7 +145,7 @@ fn what_is_not_needed_is_given_back() {
 #[test]
 fn what_another_thread_goes_on_with_stays_paid() {
     let (clock, now) = clock!();
-    let budget = Budget::new(&Rates { write_iops: rate(100, Some(1)), ..Rates::default() }, Some(now));
+    let budget = Budget::new(&Rates { write_iops: rate(100, Some(1)), ..Rates::default() }, None, Some(now), None);
     let mut done = 0;
     while clock.load(Ordering::Relaxed) < 10 * SECOND {
         let turn = budget.come(Demand::sync()).unwrap();
@@ -167,7 +167,7 @@ fn what_another_thread_goes_on_with_stays_paid() {
 #[test]
 fn what_is_paid_ahead_costs_nothing_later() {
     let (clock, now) = clock!();
-    let budget = Budget::new(&Rates { write_bps: rate(1 << 20, Some(1)), ..Rates::default() }, Some(now));
+    let budget = Budget::new(&Rates { write_bps: rate(1 << 20, Some(1)), ..Rates::default() }, None, Some(now), None);
     let debt = || budget.used(Way::Write).debt[0];
     for _ in 0..3 {
         let turn = budget.come(Demand::write(1 << 20)).unwrap();

@@ -125,6 +125,7 @@ impl Domain {
     }
 
     fn checkpoint_locked(&self, leaving: &[u32]) -> Result<()> {
+        let _spending = self.shared.spend(&self.budget);
         let _span = tracing::debug_span!("checkpoint", domain = %self.id).entered();
         let begun = self.begin_checkpoint()?;
         self.write_home(&begun, leaving)?;

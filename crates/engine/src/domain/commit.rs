@@ -51,6 +51,7 @@ impl Domain {
             return Ok(());
         }
         let _phase = phases::enter(Phase::Commit);
+        let _spending = self.shared.spend(&self.budget);
         // it waits for who has it
         self.commit_lock.may_wait();
         // of one that does not run yet nothing has changed

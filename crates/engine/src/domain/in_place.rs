@@ -88,7 +88,7 @@ impl Domain {
             return true;
         }
         let s = self.space.stats();
-        let room = s.blocks + self.shared.unclaimed.load(Ordering::Relaxed);
+        let room = s.blocks + self.shared.unclaimed_on(self.devices());
         s.blocks.saturating_sub(s.free) * 100 >= room * FULL_PERCENT
     }
 

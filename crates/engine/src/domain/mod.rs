@@ -174,6 +174,8 @@ pub struct Domain {
     kept: AtomicBool,
     /// Whether it has a journal, and what that is for.
     journal_use: journal_use::JournalUse,
+    /// Devices on which it may claim groups, as the header has them.
+    devices: AtomicU32,
     /// How many inodes there are, and may be; counted in domains for tenants.
     pub inodes: inodes::InodeCount,
     /// What its tenant may ask of the device in a second.
@@ -266,11 +268,11 @@ impl Domain {
         let Layers { mut space, mut nodes, journal } = layers;
         let kept = header.header.tenant_flags.get() & KEPT_FOR_TENANTS != 0;
         let tenant_root = header.header.tenant_root.get();
+        let devices = if tenant_root > 0 { header.header.tenant_devices.get() } else { 0 };
         let inodes_max = Some(header.header.tenant_inodes.get()).filter(|n| *n > 0);
-        let budget = Budget::new(&budget::rates(&header.header), shared.options.rate_clock);
-        if budget.is_on() {
-            shared.rates.store(true, Ordering::Relaxed);
-        }
+        let (rates, serving) = (budget::rates(&header.header), budget::serving(&header.header));
+        let budget = Budget::new(&rates, serving, shared.options.rate_clock, shared.options.processor_clock);
+        shared.note_limits(&budget);
         nodes.charge(budget.clone());
         space.set_hard_limit(Some(header.header.tenant_blocks.get()).filter(|n| *n > 0), 0);
         space.limit(shared.table_bytes);
@@ -323,6 +325,7 @@ impl Domain {
             tenant_root: AtomicU64::new(tenant_root),
             kept: AtomicBool::new(kept),
             journal_use,
+            devices: AtomicU32::new(devices),
             inodes: inodes::InodeCount::new(kept || tenant_root > 0, inodes_max),
             budget,
             peers,

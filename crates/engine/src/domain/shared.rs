@@ -1,13 +1,16 @@
 //! What is the volume's and no domain's: options, clock, counters of memory, marks of its life.
 
 use super::memory::Looks;
+use crate::budget::Budget;
 use crate::cell::dir::OpenBucket;
 use crate::cell::{DirBody, State};
+use crate::device_set::DeviceSet;
 use crate::planted::{Bug, planted};
 use crate::quota::Quotas;
 use crate::runtime_options::RuntimeOptions;
+use crate::spending::Spending;
 use crate::types::*;
-use braidfs_format::super_block::{INCOMPAT_DATA_SUMS, SuperBlock};
+use braidfs_format::super_block::{INCOMPAT_DATA_SUMS, MAX_DEVICES, SuperBlock};
 use braidfs_sync::slots::Line;
 use braidfs_sync::workers::Workers;
 use std::sync::Arc;
@@ -43,6 +46,8 @@ pub struct Shared {
     pub looks: Arc<Looks>,
     /// Free blocks of groups that no domain owns.
     pub unclaimed: AtomicU64,
+    /// Those of each device.
+    pub unclaimed_of: [AtomicU64; MAX_DEVICES],
     /// The volume stops without writing another block (`Volume::crash`).
     pub dead: AtomicBool,
     /// A forced read-only volume.
@@ -56,8 +61,10 @@ pub struct Shared {
     pub runtime: RuntimeOptions,
     /// Threads of the mount and of the unmount.
     pub workers: Workers,
-    /// Some tenant's rates are limited, or were since the mount: until then nobody looks at his domain's.
+    /// Some tenant's rates or serving time are limited, or were since the mount: until then nobody looks at his domain's.
     pub rates: AtomicBool,
+    /// Some tenant's serving time is, or was: until then nobody asks a clock.
+    pub serving: AtomicBool,
     /// What users, groups and directories use, and may.
     pub quotas: Quotas,
     /// Recovery has not made the domains agree yet: tombstones and exchanges in records count.
@@ -77,6 +84,7 @@ impl Shared {
             looks: Arc::new(Looks::new(options.cache_bytes)),
             table_bytes: options.cache_bytes / TABLES_PART / u64::from(sb.domains.get().max(1)),
             unclaimed: AtomicU64::new(0),
+            unclaimed_of: Default::default(),
             dead: AtomicBool::new(false),
             read_only: AtomicBool::new(false),
             closing: AtomicBool::new(false),
@@ -87,11 +95,37 @@ impl Shared {
                 n => Workers::always(n),
             },
             rates: AtomicBool::new(false),
+            serving: AtomicBool::new(false),
             quotas: Quotas::default(),
             recovering: AtomicBool::new(true),
             options,
         }
     }
+    /// Notes that a domain has limits, where it has.
+    pub fn note_limits(&self, budget: &Budget) {
+        if budget.is_on() || budget.is_timed() {
+            self.rates.store(true, Ordering::Relaxed);
+        }
+        if budget.is_timed() {
+            self.serving.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Charges what this thread does to the tenant of a domain, where any tenant's time is limited, until the value is
+    /// dropped; a domain without a limit pays nothing, and neither does who paid before.
+    #[inline]
+    pub fn spend(&self, budget: &Arc<Budget>) -> Option<Spending> {
+        self.serving.load(Ordering::Relaxed).then(|| Spending::begin(budget, false))
+    }
+
+    /// Free blocks of groups that no domain owns, on these devices.
+    pub fn unclaimed_on(&self, devices: DeviceSet) -> u64 {
+        if devices.is_all() {
+            return self.unclaimed.load(Ordering::Relaxed);
+        }
+        devices.numbers().map(|n| self.unclaimed_of[n].load(Ordering::Relaxed)).sum()
+    }
+
     /// The logical time at which inodes take and leave names of the directories `dirs`, which the caller has locked.
     /// `than`: the latest such time of these inodes.
     ///

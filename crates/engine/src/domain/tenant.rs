@@ -2,7 +2,8 @@
 
 use super::Domain;
 use super::memory::budget_of;
-use crate::budget::rates;
+use crate::budget::{rates, serving};
+use crate::device_set::DeviceSet;
 use crate::error::Result;
 use crate::types::*;
 use braidfs_format::domain::{DomainHeader, JournalMode, KEPT_FOR_TENANTS, TenantRate};
@@ -29,6 +30,10 @@ pub(crate) struct Binding {
     pub journal: Option<JournalMode>,
     /// Of one without a journal: the record of its root directory.
     pub root_record: Vec<u8>,
+    /// Processor time that the server may spend on it.
+    pub serving: Option<Rate>,
+    /// Where its domain may claim groups.
+    pub devices: DeviceSet,
 }
 
 /// A soft limit of space.
@@ -70,6 +75,16 @@ impl Domain {
         self.kept.load(Ordering::Relaxed)
     }
 
+    /// Devices on which the domain may claim groups.
+    pub fn devices(&self) -> DeviceSet {
+        DeviceSet::from_bits(self.devices.load(Ordering::Relaxed))
+    }
+
+    /// Has [`Self::devices`] say so from now on. Under the lock of the group table.
+    pub(crate) fn set_devices(&self, devices: DeviceSet) {
+        self.devices.store(devices.bits(), Ordering::Relaxed);
+    }
+
     /// What the header says of a tenant.
     pub(crate) fn binding(&self) -> Option<Binding> {
         let h = self.header.lock().header;
@@ -86,6 +101,8 @@ impl Domain {
             memory: budget_of(&h),
             journal: h.journal_mode(),
             root_record: h.scratch_root_record().to_vec(),
+            serving: serving(&h),
+            devices: DeviceSet::from_bits(h.tenant_devices.get()),
         })
     }
 
@@ -135,6 +152,8 @@ fn tell(h: &mut DomainHeader, to: Option<&Binding>) {
     };
     let r = to.map(|b| b.rates).unwrap_or_default();
     h.tenant_rates = [r.read_bps, r.write_bps, r.read_iops, r.write_iops].map(rate);
+    h.tenant_serving = rate(to.and_then(|b| b.serving));
+    h.tenant_devices = to.map_or(0, |b| b.devices.bits()).into();
     let soft = to.and_then(|b| b.soft);
     h.tenant_soft_blocks = soft.map_or(0, |s| s.blocks).into();
     h.tenant_soft_since = soft.and_then(|s| s.since).unwrap_or(0).into();

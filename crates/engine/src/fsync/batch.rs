@@ -51,6 +51,7 @@ impl MountedVolume {
     /// # Errors
     /// Of the device; the domain fails then.
     pub(super) fn gather(&self, c: &Arc<Cell>, data_only: bool, may_wait: bool) -> Result<Gathered> {
+        let _spending = self.shared.spend(&self.dom(c.domain).budget);
         let path = self.pending_path(c)?;
         if !path.commit.is_empty() || !path.with.is_empty() {
             return Ok(Gathered::Commit);
@@ -146,12 +147,19 @@ impl MountedVolume {
     fn write_domains(&self, mut parts: Vec<(DomainId, SmallVec<[Batch; 1]>)>) -> Vec<Result<Fits>> {
         let one_device = self.store.devices() == 1;
         if parts.len() == 1 || (self.shared.options.serial && !one_device) {
-            return parts.into_iter().map(|(d, batches)| self.dom(d).write_batches(batches)).collect();
+            let write = |(d, batches): (DomainId, _)| {
+                let _spending = self.shared.spend(&self.dom(d).budget);
+                self.dom(d).write_batches(batches)
+            };
+            return parts.into_iter().map(write).collect();
         }
         if !one_device {
             let write = |(d, batches): (DomainId, _)| -> Box<dyn FnOnce() -> Result<Fits> + Send> {
                 let d = self.dom(d).clone();
-                Box::new(move || d.write_batches(batches))
+                Box::new(move || {
+                    let _spending = d.shared.spend(&d.budget);
+                    d.write_batches(batches)
+                })
             };
             return self.committers.side_by_side(parts.into_iter().map(write).collect());
         }

@@ -22,6 +22,10 @@ pub(super) struct Limit {
     pub withheld: AtomicI64,
     /// Blocks of groups that were closed, and are counted still.
     pub leaving: AtomicU64,
+    /// Unused blocks of groups that give none out for long, as the volume has counted them last.
+    pub shut: AtomicU64,
+    /// As many as the domain uses, while it must have no more whatever its limit is; else the highest number.
+    pub crowd: AtomicU64,
     /// Blocks beyond the limit that may have been promised before it went down.
     pub promised: AtomicU64,
     /// How often the limit was changed.
@@ -34,6 +38,8 @@ impl Default for Limit {
             hard: AtomicU64::new(u64::MAX),
             withheld: AtomicI64::new(0),
             leaving: AtomicU64::new(0),
+            shut: AtomicU64::new(0),
+            crowd: AtomicU64::new(u64::MAX),
             promised: AtomicU64::new(0),
             changes: AtomicU64::new(0),
         }
@@ -43,8 +49,14 @@ impl Default for Limit {
 impl Limit {
     /// Of so many blocks.
     pub fn withheld_of(&self, total: u64) -> i64 {
-        let usable = total.saturating_sub(kept_back(total));
-        usable.saturating_sub(self.hard.load(Relaxed)) as i64
+        // what is kept back is so by all blocks
+        let usable = total.saturating_sub(kept_back(total + self.shut.load(Relaxed)));
+        usable.saturating_sub(self.most()) as i64
+    }
+
+    /// Blocks that may be in use at most.
+    pub fn most(&self) -> u64 {
+        self.hard.load(Relaxed).min(self.crowd.load(Relaxed))
     }
 }
 

@@ -97,11 +97,53 @@ impl Space {
     /// Whether another group would give the domain nothing.
     pub(crate) fn at_limit(&self) -> bool {
         let total = self.staying();
-        total.saturating_sub(kept_back(total)) >= self.limit.hard.load(Relaxed)
+        let hidden = kept_back(total + self.limit.shut.load(Relaxed));
+        total.saturating_sub(hidden) >= self.limit.most()
     }
 
     fn staying(&self) -> u64 {
-        self.total.load(Relaxed).saturating_sub(self.limit.leaving.load(Relaxed))
+        let away = self.limit.leaving.load(Relaxed) + self.limit.shut.load(Relaxed);
+        self.total.load(Relaxed).saturating_sub(away)
+    }
+
+    /// Says how many unused blocks lie in these groups, which give none out: the limit counts what can be had beside them.
+    /// Under the lock of the group table.
+    pub(crate) fn note_shut(&self, groups: &[u32]) {
+        let all = self.groups.read();
+        let shut = groups.iter().filter_map(|n| all.get(n)).filter(|g| g.is_closed());
+        let blocks = shut.map(|g| u64::from(g.free())).sum();
+        drop(all);
+        if self.limit.shut.swap(blocks, Relaxed) != blocks {
+            self.withhold();
+        }
+    }
+
+    /// Whether there are such groups.
+    pub(crate) fn has_shut(&self) -> bool {
+        self.limit.shut.load(Relaxed) > 0
+    }
+
+    /// Whether blocks of a group are given out.
+    pub(crate) fn is_open(&self, group: u32) -> bool {
+        self.groups.read().get(&group).is_some_and(|g| !g.is_closed())
+    }
+
+    /// The domain has nothing beyond what it `uses` until this is called with `None`. Under the lock of the group table.
+    pub(crate) fn crowd(&self, uses: Option<u64>) {
+        let most = uses.unwrap_or(u64::MAX);
+        if self.limit.crowd.swap(most, Relaxed) != most {
+            self.withhold();
+        }
+    }
+
+    /// Whether it is so.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.limit.crowd.load(Relaxed) < u64::MAX
+    }
+
+    /// Blocks that internal work can have: those that a limit withholds, too, but for the reserve.
+    pub(crate) fn movable(&self) -> u64 {
+        (self.account.sum() + self.withheld() - self.hidden() as i64).max(0) as u64
     }
 
     /// Withholds as much as must be, by the number of blocks and the limit.

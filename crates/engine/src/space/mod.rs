@@ -206,6 +206,15 @@ impl Space {
     /// # Errors
     /// As [`Space::open`].
     pub fn add_group(&self, number: u32) -> Result<bool> {
+        self.add_group_when(number, || Ok(()))
+    }
+
+    /// [`Self::add_group`], of which no block is had before `known` has told all others whose it is: a commit may be waiting for
+    /// room, and what it writes there must be found.
+    ///
+    /// # Errors
+    /// As [`Space::open`]; of `known`.
+    pub(crate) fn add_group_when(&self, number: u32, known: impl FnOnce() -> Result<()>) -> Result<bool> {
         let Some(group) = Group::open(&self.store, self.domain, number, self.journal, self.upto)?.map(Arc::new) else {
             return Ok(false);
         };
@@ -216,6 +225,7 @@ impl Space {
             }
             groups.insert(number, group.clone());
         }
+        known()?;
         self.table_sum.fetch_add(table_mark(number, group.table.lock().seq), Relaxed);
         self.resize(|total| total + u64::from(group.total()));
         // before what is new can be had
@@ -291,9 +301,13 @@ impl Space {
             let pool = self.pool.lock();
             (pool.len() as u64, pool.segments as u64)
         };
-        let free: u64 = self.groups.read().values().map(|g| u64::from(g.free())).sum();
+        // what is unused in a group that gives none out is nothing that the account has
+        let (shut, free) = self.groups.read().values().fold((0, 0), |(shut, free), g| {
+            let n = u64::from(g.free());
+            if g.is_closed() { (shut + n, free) } else { (shut, free + n) }
+        });
         SpaceStats {
-            blocks: self.total.load(Relaxed),
+            blocks: self.total.load(Relaxed).saturating_sub(shut),
             free,
             reserved: (free as i64 - self.withheld() - self.account.sum()).max(0) as u64,
             pending: self.pending.sum().max(0) as u64,
@@ -301,6 +315,12 @@ impl Space {
             free_segments,
             segments,
         }
+    }
+
+    /// Blocks in use or promised.
+    pub(crate) fn used(&self) -> u64 {
+        let s = self.stats();
+        s.blocks.saturating_sub((s.free + s.pending).saturating_sub(s.reserved))
     }
 
     /// The group of the domain that holds `addr`, and the place there: segment, block in the segment.

@@ -390,7 +390,16 @@ fn claimed_group_joins() {
     assert!(matches!(Space::init_group(&store, D, 1, 2, Some((27, 9))), Err(Error::Invalid(_))));
     assert!(matches!(Space::init_group(&store, D, 2, 2, Some((28, 673))), Err(Error::Invalid(_))));
     Space::init_group(&store, D, 1, 2, None).unwrap();
-    space.add_group(1).unwrap();
+    // nobody has a block of it before it is known whose it is
+    let all = |space: &Space| space.reserve(1, false).and_then(|()| space.reserve(696, true)).is_ok();
+    let known = || {
+        assert!(space.groups() == [0, 1] && !all(&space), "its blocks are given out");
+        space.unreserve(1);
+        Ok(())
+    };
+    space.add_group_when(1, known).unwrap();
+    assert!(all(&space));
+    space.unreserve(697);
     space.add_group(1).unwrap();
     assert_eq!(space.groups(), [0, 1]);
     assert_eq!((space.stats().blocks, space.stats().free), (696 + 996, 696 + 996));

@@ -61,6 +61,7 @@ impl Volume {
     /// out which of both is true, where the new device is named, too.
     pub fn add_device(&self, device: Arc<dyn Device>, blank: bool) -> Result<DeviceChange> {
         let i = self.mounted();
+        i.forget_devices(i.store.devices())?;
         let may = || {
             if self.read_only() {
                 return Err(Error::ReadOnly);

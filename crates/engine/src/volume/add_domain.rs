@@ -8,6 +8,7 @@
 use super::groups::Bat;
 use super::mount::open_domain;
 use super::{MountedVolume, Volume};
+use crate::device_set::DeviceSet;
 use crate::domain::peers::Peers;
 use crate::error::{Error, Result};
 use crate::planted::{self, Bug};
@@ -33,13 +34,14 @@ impl Volume {
     /// [`Error::ReadOnly`]; [`Error::Busy`] where the volume's tables have no room for one more; [`Error::NoSpace`] where no
     /// domain can spare a whole group; of a device.
     pub fn add_domain(&self) -> Result<DomainId> {
-        self.mounted().add_domain(0)
+        self.mounted().add_domain(0, DeviceSet::ALL)
     }
 }
 
 impl MountedVolume {
-    /// [`Volume::add_domain`], with these `tenant_flags` in its header. The caller is inside no gate and holds no lock.
-    pub(crate) fn add_domain(&self, tenant_flags: u32) -> Result<DomainId> {
+    /// [`Volume::add_domain`], with these `tenant_flags` in its header, its journal on one of `devices`. The caller is inside
+    /// no gate and holds no lock.
+    pub(crate) fn add_domain(&self, tenant_flags: u32, devices: DeviceSet) -> Result<DomainId> {
         // no group is claimed, given back or trimmed meanwhile, and no other domain is added
         let mut bat = self.bat.lock();
         if self.shared.read_only.load(Ordering::Relaxed) || self.shared.closing.load(Ordering::Relaxed) {
@@ -55,7 +57,7 @@ impl MountedVolume {
         let id = DomainId(number as u16);
         // an attempt before this one may have come so far, and have failed behind it
         if bat.groups_of(id).is_empty() {
-            self.make_domain(&mut bat, id, tenant_flags)?;
+            self.make_domain(&mut bat, id, tenant_flags, devices)?;
         }
         let sb = *self.sb.read();
         let peers: Arc<dyn Peers> = self.siblings.clone();
@@ -83,10 +85,10 @@ impl MountedVolume {
     }
 
     /// All that a mount reads of a domain, durably.
-    fn make_domain(&self, bat: &mut Bat, id: DomainId, tenant_flags: u32) -> Result<()> {
+    fn make_domain(&self, bat: &mut Bat, id: DomainId, tenant_flags: u32, devices: DeviceSet) -> Result<()> {
         let (store, sb) = (&self.store, *self.sb.read());
         let geometry = store.geometry();
-        let Some(group) = self.whole_group(bat)? else { return Err(Error::NoSpace) };
+        let Some(group) = self.whole_group(bat, devices)? else { return Err(Error::NoSpace) };
         let epoch = bat.entry(group).epoch.wrapping_add(1);
         let first = self.domains.iter().next().map_or(0, |d| d.journal.blocks() as u32);
         let (at, blocks) = (geometry.meta_blocks(), first.min(geometry.journal_max(store.group_blocks(group))));
@@ -121,18 +123,19 @@ impl MountedVolume {
         planted::in_order(Bug::DomainEarly, header, claim)
     }
 
-    /// A group that is nobody's and as long as groups are; where there is none, one that a domain gives back.
-    fn whole_group(&self, bat: &mut Bat) -> Result<Option<u32>> {
+    /// A group of these devices that is nobody's and as long as groups are; where there is none, one that a domain gives back.
+    fn whole_group(&self, bat: &mut Bat, devices: DeviceSet) -> Result<Option<u32>> {
         let all = self.store.geometry().group_blocks();
+        let not = self.forbidden(devices);
         let whole = |bat: &Bat| {
-            let free = (0u32..).zip(bat.claimable()).filter(|(_, owner)| owner.is_none());
+            let free = (0u32..).zip(bat.claimable_but(&not)).filter(|(_, owner)| owner.is_none());
             free.map(|(g, _)| g).find(|g| self.store.group_blocks(*g) == all)
         };
         loop {
             if let Some(g) = whole(bat) {
                 return Ok(Some(g));
             }
-            if !self.give_back(bat, None)? {
+            if !self.give_back(bat, None, &not)? {
                 return Ok(None);
             }
         }

@@ -2,6 +2,7 @@
 //! memory pressure, cleaning, discarding, files in pieces made whole, the GC after a crash; a commit that many fsyncs gain by.
 
 use super::MountedVolume;
+use super::moves::Moves;
 use super::tidy::Quiet;
 use crate::cell::frames;
 use crate::error::{Error, Result};
@@ -51,6 +52,22 @@ impl Background {
             let (mounted, stop) = (mounted.clone(), stop.clone());
             b.spawn(format!("braidfs-bg-{t}"), move || run(&mounted, &stop, started, (t, n)))?;
         }
+        let (tenants, end) = (mounted.clone(), stop.clone());
+        b.spawn("braidfs-moves".into(), move || {
+            let mut moves = Moves::default();
+            loop {
+                {
+                    let mut flag = end.flag.lock();
+                    if !*flag {
+                        end.wake.wait_for(&mut flag, SOFT_LIMITS);
+                    }
+                    if *flag {
+                        return;
+                    }
+                }
+                tenants.move_tenants(&mut moves, &|| *end.flag.lock());
+            }
+        })?;
         b.spawn("braidfs-gc".into(), move || {
             if mounted.maybe_stale.load(Ordering::Relaxed) && !*stop.flag.lock() {
                 match mounted.collect_stale(&|| *stop.flag.lock()) {

@@ -113,9 +113,7 @@ impl MountedVolume {
     fn pace_of(&self, d: &Arc<Domain>, idle: bool) -> Option<Pace> {
         let s = d.space.stats();
         // its share of what nobody has yet
-        let more = self.shared.unclaimed.load(Ordering::Relaxed)
-            / u64::from(SEGMENT_BLOCKS)
-            / self.domains.len().max(1) as u64;
+        let more = self.shared.unclaimed_on(d.devices()) / u64::from(SEGMENT_BLOCKS) / self.domains.len().max(1) as u64;
         Pace::of(s.free_segments + more, s.segments + more, idle)
     }
 
@@ -127,6 +125,7 @@ impl MountedVolume {
     /// Empties up to `segments` segments of a domain: their valid blocks are made dirty, so that the next flush or commit
     /// writes them elsewhere (only what is still the newest moves). Blocks moved.
     fn clean_segments(&self, d: &Arc<Domain>, segments: u32, choice: Choice) -> Result<u64> {
+        let _spending = self.shared.spend(&d.budget);
         let _span = tracing::debug_span!("clean", domain = %d.id, segments, ?choice).entered();
         let mut skip = HashSet::new();
         let mut blocks = Vec::new();
@@ -150,6 +149,7 @@ impl MountedVolume {
 
     /// Has blocks and whose they were written elsewhere, by a commit; how many.
     pub(crate) fn move_blocks(&self, d: &Arc<Domain>, blocks: &[(BlockAddr, Owner)]) -> Result<u64> {
+        let _spending = self.shared.spend(&d.budget);
         let mut moved = 0;
         for (addr, owner) in blocks {
             let moves = if owner.node.0 == 0 {

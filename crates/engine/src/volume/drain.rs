@@ -6,14 +6,17 @@
 //! are removed (copied elsewhere in the volume, as a rule) they are empty, too.
 
 use super::emptying::Left;
+use super::groups::Bat;
 use super::kept::Kept;
 use super::{MountedVolume, Volume};
+use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::types::*;
 use braidfs_format::super_block::{DRAINED, SuperBlock};
 use braidfs_store::interface::LiveVolume;
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Directories that are told of at most.
@@ -64,7 +67,8 @@ impl Volume {
     /// Again, it goes on. A volume has one such device at a time.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`]; [`Error::Size`] where there is no such device, or no other one; [`Error::Busy`]; [`Error::Stopped`]
+    /// [`Error::ReadOnly`]; [`Error::Size`] where there is no such device, or no other one, or none that a tenant may use
+    /// ([`crate::TenantBudget::devices`]); [`Error::Busy`]; [`Error::Stopped`]
     /// by `progress`; of a device.
     pub fn drain_device(&self, device: usize, progress: &dyn Fn(u64, u64) -> bool) -> Result<Drained> {
         if self.read_only() {
@@ -97,6 +101,7 @@ impl Volume {
         let mut kept = i.emptying.lock();
         i.mark_drained(device, false)?;
         i.let_go(&mut kept);
+        i.keep_drained(&mut kept);
         Ok(())
     }
 
@@ -160,7 +165,7 @@ impl Volume {
 }
 
 /// The device that the superblock says is drained; none where it is the only one.
-fn drained_of(sb: &SuperBlock) -> Option<usize> {
+pub(super) fn drained_of(sb: &SuperBlock) -> Option<usize> {
     let all = sb.device_table();
     all.iter().position(|d| d.flags.get() & DRAINED != 0).filter(|_| all.len() > 1)
 }
@@ -188,6 +193,9 @@ impl MountedVolume {
         if on && sb.device_table().len() == 1 {
             return Err(Error::Size("it is the volume's only device: what lies there cannot move".into()));
         }
+        if on {
+            self.is_spared(device)?;
+        }
         if let Some(other) = now.filter(|n| *n != device && on) {
             return Err(Error::Busy(format!("device {other} is being drained: end that first")));
         }
@@ -200,16 +208,21 @@ impl MountedVolume {
         }
         self.note_drained(&mut bat);
         self.count_unclaimed_in(&bat);
-        for g in self.groups_of_device(device) {
-            if let Some(d) = bat.entry(g).domain.map(|id| self.dom(id)) {
-                d.nodes.keep_group(g, on);
-            }
-        }
+        self.keep_numbers(&bat, device);
         Ok(())
     }
 
+    /// No number of an inode is given out in groups of a device from which the drain, or its tenant, keeps a domain away.
+    pub(super) fn keep_numbers(&self, bat: &Bat, device: usize) {
+        for g in self.groups_of_device(device) {
+            if let Some(d) = bat.entry(g).domain.map(|id| self.dom(id)) {
+                d.nodes.keep_group(g, self.gives_no_numbers(bat, d, g));
+            }
+        }
+    }
+
     /// Has no group claimed of the device that the superblock says is drained.
-    pub(super) fn note_drained(&self, bat: &mut super::groups::Bat) {
+    pub(super) fn note_drained(&self, bat: &mut Bat) {
         let drained = drained_of(&self.sb.read());
         bat.drain(drained.map_or(0..0, |device| self.groups_of_device(device)));
     }
@@ -221,11 +234,7 @@ impl MountedVolume {
         let mut bat = self.bat.lock();
         self.note_drained(&mut bat);
         self.count_unclaimed_in(&bat);
-        for g in self.groups_of_device(device) {
-            if let Some(d) = bat.entry(g).domain.map(|id| self.dom(id)) {
-                d.nodes.keep_group(g, true);
-            }
-        }
+        self.keep_numbers(&bat, device);
         drop(bat);
         self.keep_drained(&mut self.emptying.lock());
         tracing::info!(device, "a device is being drained");
@@ -233,8 +242,11 @@ impl MountedVolume {
 
     /// Has nothing allocated in the groups that domains have on a device that is drained, as far as they have room elsewhere.
     pub(super) fn keep_drained(&self, kept: &mut Kept) {
-        let Some(device) = drained_of(&self.sb.read()) else { return };
-        self.keep_out_of(kept, self.groups_of_device(device));
+        let device = drained_of(&self.sb.read());
+        if let Some(device) = device {
+            self.keep_out_of(kept, self.groups_of_device(device));
+        }
+        self.keep_tenants_off(kept);
     }
 
     /// Empties the groups of a device, from the last one on, and gives up those that no inode number keeps.
@@ -248,26 +260,33 @@ impl MountedVolume {
                 return Err(Error::Stopped);
             }
             let Some(d) = self.siblings.owner_of(g).map(|id| self.dom(id)) else { continue };
-            if d.failed().is_some() {
-                continue;
-            }
-            // where there is no room for it, or somebody writes there all the time, it stays: that is told
-            let Some(mut e) = self.begin_emptying(d, g, kept.take(g))? else { continue };
-            match self.move_all(d, &mut e) {
-                Ok(Left { blocks: 0, .. }) if d.journal_group() != g && d.nodes.close_group(g) => {
-                    // one that was written to meanwhile is as before
-                    if !self.give_up_emptied(d, e).inspect_err(|_| d.nodes.reopen_group(g))? {
-                        d.nodes.reopen_group(g);
-                    }
-                }
-                Ok(_) | Err(Error::NoSpace) => kept.push(d.id, e),
-                Err(why) => {
-                    kept.push(d.id, e);
-                    return Err(why);
-                }
-            }
+            self.empty_group(kept, d, g)?;
         }
         progress(all, all);
         Ok(())
+    }
+
+    /// Empties a group, and gives it up where no inode number keeps it. What stays, where there is no room for it elsewhere, or
+    /// somebody writes there all the time, is told by who asks; nothing is allocated there any more, unless there was no room
+    /// at all: then false.
+    pub(super) fn empty_group(&self, kept: &mut Kept, d: &Arc<Domain>, g: u32) -> Result<bool> {
+        if d.failed().is_some() {
+            return Ok(true);
+        }
+        let Some(mut e) = self.begin_emptying(d, g, kept.take(g))? else { return Ok(false) };
+        match self.move_all(d, &mut e) {
+            Ok(Left { blocks: 0, .. }) if d.journal_group() != g && d.nodes.close_group(g) => {
+                // one that was written to meanwhile is as before
+                if !self.give_up_emptied(d, e).inspect_err(|_| d.nodes.reopen_group(g))? {
+                    d.nodes.reopen_group(g);
+                }
+            }
+            Ok(_) | Err(Error::NoSpace) => kept.push(d.id, e),
+            Err(why) => {
+                kept.push(d.id, e);
+                return Err(why);
+            }
+        }
+        Ok(true)
     }
 }

@@ -213,11 +213,13 @@ impl MountedVolume {
             None => d.space.begin_emptying(group)?,
         };
         for _ in 0..CLAIMED_FOR_ONE {
-            let enough = begun.as_ref().is_some_and(|e| d.space.available() >= e.blocks.len() as u64);
+            let room = || d.space.available().max(d.space.movable().saturating_sub(d.space.margin()));
+            let enough = begun.as_ref().is_some_and(|e| room() >= e.blocks.len() as u64);
             if enough {
                 break;
             }
-            match self.claim_group(d) {
+            // a limit of space is none for what moves: as much becomes free
+            match self.claim_beyond_limit(d) {
                 Ok(true) if begun.is_none() => begun = d.space.begin_emptying(group)?,
                 Ok(true) => {}
                 // what there is may do: blocks that are removed meanwhile need not move

@@ -130,13 +130,19 @@ impl Bat {
     }
     /// Whether `group` must not be claimed although it may be nobody's.
     fn is_kept(&self, group: usize) -> bool {
-        let within = |groups: &Range<u32>| groups.contains(&(group as u32));
-        self.unsure.contains(&group) || within(&self.drained) || self.avoided.iter().any(within)
+        self.unsure.contains(&group) || self.drained.contains(&(group as u32)) || is_among(group, &self.avoided)
     }
     /// Owners of the groups that can be claimed where they are nobody's; of one that the device may say is claimed, or that is
     /// kept free, none that there is.
     pub fn claimable(&self) -> impl Iterator<Item = Option<DomainId>> + '_ {
-        let kept = |g| self.is_kept(g).then_some(DomainId(u16::MAX));
+        self.claimable_but(&[])
+    }
+    /// [`Self::claimable`] of who may not have these groups.
+    pub(super) fn claimable_but<'a>(
+        &'a self,
+        forbidden: &'a [Range<u32>],
+    ) -> impl Iterator<Item = Option<DomainId>> + 'a {
+        let kept = move |g| (self.is_kept(g) || is_among(g, forbidden)).then_some(DomainId(u16::MAX));
         self.owners().enumerate().map(move |(g, owner)| owner.or_else(|| kept(g))).take(self.claim_end())
     }
     /// Groups that the pairs on the device have room for.
@@ -213,12 +219,16 @@ impl Bat {
     }
     /// Groups without an owner.
     pub fn free_groups(&self) -> u32 {
-        self.claimable().filter(Option::is_none).count() as u32
+        self.free_groups_but(&[])
     }
-    /// A free group, the next one round.
-    pub fn find_free(&mut self) -> Option<usize> {
+    /// [`Self::free_groups`] that are not among these.
+    pub(super) fn free_groups_but(&self, forbidden: &[Range<u32>]) -> u32 {
+        self.claimable_but(forbidden).filter(Option::is_none).count() as u32
+    }
+    /// A free group that is not among these, the next one round.
+    pub fn find_free(&mut self, forbidden: &[Range<u32>]) -> Option<usize> {
         let n = self.claim_end();
-        let free = |i: &usize| self.entries[*i].domain.is_none() && !self.is_kept(*i);
+        let free = |i: &usize| self.entries[*i].domain.is_none() && !self.is_kept(*i) && !is_among(*i, forbidden);
         let i = (0..n).map(|k| (self.next + k) % n.max(1)).find(free)?;
         self.next = i;
         Some(i)
@@ -255,6 +265,10 @@ impl Bat {
         let epoch = self.entry(group).epoch.wrapping_add(1);
         self.set(device, group as usize, BatEntry { domain: None, epoch })
     }
+}
+
+fn is_among(group: usize, ranges: &[Range<u32>]) -> bool {
+    ranges.iter().any(|groups| groups.contains(&(group as u32)))
 }
 
 /// Takes over a claim that the header of a group tells and the table does not know: metadata of a group is whole before
@@ -301,7 +315,7 @@ mod tests {
         let v = Volume::mount(devices, MountOptions { background: false, ..MountOptions::default() }).unwrap();
         let i = v.mounted();
         let mut bat = i.bat.lock();
-        let (all, g) = (bat.free_groups(), bat.find_free().unwrap());
+        let (all, g) = (bat.free_groups(), bat.find_free(&[]).unwrap());
         let claim = |bat: &mut Bat, g: usize, d| {
             let epoch = bat.entry(g as u32).epoch + 1;
             bat.set(&**i.store.device(0), g, BatEntry { domain: Some(DomainId(d)), epoch })
@@ -309,7 +323,7 @@ mod tests {
         faulty.add(Rule::new(Op::Write, Effect::Fail(5)).times(1));
         assert!(claim(&mut bat, g, 0).is_err());
         assert_eq!(bat.free_groups(), all - 1);
-        let other = bat.find_free().unwrap();
+        let other = bat.find_free(&[]).unwrap();
         assert_ne!(other, g);
         assert!(bat.claimable().nth(g).unwrap().is_some() && bat.groups_of(DomainId(0)).iter().all(|o| *o != g as u32));
         // now the device says what memory does

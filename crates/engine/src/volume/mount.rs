@@ -188,6 +188,9 @@ fn open(
     }
     mounted.go_on_draining();
     mounted.check_tenants()?;
+    if !mounted.shared.options.read_only {
+        mounted.keep_drained(&mut mounted.emptying.lock());
+    }
     mounted.count_tenants_inodes();
     // as of the last checkpoint the root directory may lie where something else does by now
     if !mounted.shared.options.checkpoint_only {

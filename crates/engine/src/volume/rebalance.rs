@@ -86,7 +86,9 @@ impl MountedVolume {
         let groups = self.groups_of_device(device).filter(|g| !tried.contains(g)).filter_map(|g| {
             let d = self.dom(self.siblings.owner_of(g)?);
             let used = d.space.used_in(g);
-            (d.failed().is_none() && used > 0).then_some((used, g))
+            // what its tenant may not have there moves by itself
+            let moves = self.is_forbidden(d, g);
+            (d.failed().is_none() && used > 0 && !moves).then_some((used, g))
         });
         groups.max().map(|(_, g)| g)
     }

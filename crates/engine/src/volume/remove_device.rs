@@ -17,7 +17,8 @@ impl Volume {
     /// holds accepted writes back.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`]; [`Error::Size`] where it is not the last one, or something cannot leave it: inodes whose numbers
+    /// [`Error::ReadOnly`]; [`Error::Size`] where it is not the last one, or a tenant may use no other one, or something cannot
+    /// leave it: inodes whose numbers
     /// are there ([`Self::drain_device`] says which), journals, blocks with a fixed place; [`Error::Stopped`] by `progress`;
     /// [`Error::Busy`]; of a device. The volume has the device still, but for an error of the superblock that counts: then the
     /// next mount finds out.
@@ -33,6 +34,8 @@ impl Volume {
         }
         let last_leaves = |old: &SuperBlock| {
             is_last(old, device)?;
+            // the table of groups is locked: no tenant gets other devices until this is done
+            i.is_spared(device)?;
             without_last(old)
         };
         let inodes = || i.inodes_of(device).map_or(0, |n| n);
@@ -40,6 +43,9 @@ impl Volume {
             Error::Size(why) if why.contains(NUMBERS) => Error::Size(why.replace(NUMBERS, &numbers(inodes()))),
             e => e,
         })?;
+        if let Err(e) = i.forget_devices(device) {
+            tracing::warn!("tenants are still said to use device {device}, until the next mount: {e}");
+        }
         Ok(DeviceChange::of(&old, &sb))
     }
 

@@ -11,8 +11,10 @@ use crate::space::Space;
 use crate::types::*;
 use braidfs_format::BLOCK_BYTES;
 use braidfs_format::bat::BatEntry;
+use braidfs_format::super_block::MAX_DEVICES;
 use braidfs_sync::phases::{self, Phase};
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -40,13 +42,13 @@ impl MountedVolume {
     /// [`Self::count_unclaimed`] by the one that holds the table.
     pub(super) fn count_unclaimed_in(&self, bat: &super::groups::Bat) {
         let meta = u64::from(self.store.geometry().meta_blocks());
-        let n = bat
-            .claimable()
-            .enumerate()
-            .filter(|(_, o)| o.is_none())
-            .map(|(g, _)| u64::from(self.store.group_blocks(g as u32)).saturating_sub(meta))
-            .sum();
-        self.shared.unclaimed.store(n, Ordering::Relaxed);
+        let (sb, mut of) = (*self.sb.read(), [0; MAX_DEVICES]);
+        for (g, _) in (0u32..).zip(bat.claimable()).filter(|(_, owner)| owner.is_none()) {
+            let device = sb.device_table().partition_point(|d| d.first_group.get() <= g).saturating_sub(1);
+            of[device] += u64::from(self.store.group_blocks(g)).saturating_sub(meta);
+        }
+        self.shared.unclaimed.store(of.iter().sum(), Ordering::Relaxed);
+        self.shared.unclaimed_of.iter().zip(of).for_each(|(n, of)| n.store(of, Ordering::Relaxed));
         self.claim_end.store(bat.claim_end() as u32, Ordering::Relaxed);
         let drained = bat.drained();
         self.drained[1].store(drained.end, Ordering::Relaxed);
@@ -84,8 +86,11 @@ impl MountedVolume {
         if d.space.groups().len() > before {
             return Ok(true); // somebody else did it meanwhile
         }
-        let free = match bat.find_free() {
-            None if self.give_back(&mut bat, Some(d.id))? => bat.find_free(),
+        let not = self.forbidden(d.devices());
+        let free = match bat.find_free(&not) {
+            None if self.give_back(&mut bat, Some(d.id), &not)? => bat.find_free(&not),
+            // what was accepted before its tenant was kept off a device is not lost for want of room elsewhere
+            None if d.space.promised() > 0 => bat.find_free(&[]),
             found => found,
         };
         let Some(g) = free else { return Ok(false) };
@@ -100,23 +105,32 @@ impl MountedVolume {
             self.count_unclaimed_in(&bat);
             return Err(e);
         }
-        d.space.add_group(group)?;
-        // first, so that an inode made in it by another thread is found at once
-        self.siblings.set_owner(g as u32, Some(d.id));
-        d.nodes.add_group(group, &d.space)?;
+        d.space.add_group_when(group, || {
+            // first, so that an inode made in it by another thread is found at once
+            self.siblings.set_owner(group, Some(d.id));
+            d.nodes.add_group(group, &d.space)?;
+            d.nodes.keep_group(group, self.gives_no_numbers(&bat, d, group));
+            Ok(())
+        })?;
         self.count_unclaimed_in(&bat);
         tracing::debug!("{} takes group {group}", d.id);
         Ok(true)
     }
 
-    /// Has the domain that can spare most groups give some back, for `to`, or for a domain to be; false where none can.
-    pub(super) fn give_back(&self, bat: &mut super::groups::Bat, to: Option<DomainId>) -> Result<bool> {
+    /// Has the domain that can spare most groups give some back, for `to`, or for a domain to be, which cannot have those
+    /// among `not`; false where none can.
+    pub(super) fn give_back(
+        &self,
+        bat: &mut super::groups::Bat,
+        to: Option<DomainId>,
+        not: &[Range<u32>],
+    ) -> Result<bool> {
         self.settle_scratch(to);
         let mut all: Vec<(&Arc<Domain>, Vec<u32>)> = self
             .domains
             .iter()
             .filter(|d| Some(d.id) != to && d.failed().is_none())
-            .map(|d| (d, self.spare(d).0))
+            .map(|d| (d, self.spare(d, not).0))
             .collect();
         all.sort_by_key(|(_, groups)| groups.len());
         while let Some((d, mut groups)) = all.pop() {
@@ -158,8 +172,8 @@ impl MountedVolume {
     }
 
     /// Groups that a domain could give back, and go without, a hint: those that it can now, and those that it can when
-    /// the metadata in them has been written elsewhere; and the blocks of all.
-    fn spare(&self, d: &Domain) -> (Vec<u32>, Vec<u32>, u64) {
+    /// the metadata in them has been written elsewhere; and the blocks of all. None of those among `not`.
+    fn spare(&self, d: &Domain, not: &[Range<u32>]) -> (Vec<u32>, Vec<u32>, u64) {
         let mut blocks = 0;
         let mut fits = |n: u64, room: u64| {
             let can = d.space.can_spare(blocks + n + room);
@@ -169,7 +183,8 @@ impl MountedVolume {
         // nobody could claim them
         let end = self.claim_end.load(Ordering::Relaxed);
         let drained = self.drained_groups();
-        let unused = |(g, _): &(u32, u64)| *g < end && !drained.contains(g) && d.nodes.is_empty(*g);
+        let fits_in = |g: &u32| *g < end && !drained.contains(g) && !not.iter().any(|n| n.contains(g));
+        let unused = |(g, _): &(u32, u64)| fits_in(g) && d.nodes.is_empty(*g);
         let empty = d.space.empty_groups().into_iter().filter(unused);
         let empty = empty.filter(|(_, n)| fits(*n, 0)).map(|(g, _)| g).collect();
         let sparse = d.space.sparse_groups().into_iter().filter(unused);
@@ -226,7 +241,7 @@ impl MountedVolume {
 
     fn empty_groups(&self, d: &Arc<Domain>) -> Result<bool> {
         let mut any = false;
-        for g in self.spare(d).1.into_iter().take(GIVE_MAX) {
+        for g in self.spare(d, &[]).1.into_iter().take(GIVE_MAX) {
             let Some(e) = d.space.begin_emptying(g)? else { continue };
             let moved = self.move_blocks(d, &e.blocks);
             d.space.end_emptying(e);
@@ -242,6 +257,7 @@ impl MountedVolume {
     /// [`Error::NoSpace`] where nothing more can be gained.
     pub fn make_room(&self, d: &Arc<Domain>, attempt: &mut u32) -> Result<()> {
         let _phase = phases::enter(Phase::Space);
+        self.count_shut(d);
         if self.claim_group(d)? {
             return Ok(());
         }
@@ -272,13 +288,14 @@ impl MountedVolume {
 
     /// Blocks that files of a domain can still take: its own, and those of groups that it can get. Exact below `enough`.
     pub(crate) fn room(&self, d: &Domain, enough: u64) -> u64 {
-        let mut more = self.shared.unclaimed.load(Ordering::Relaxed);
+        let mut more = self.shared.unclaimed_on(d.devices());
         let sure = d.space.available_with(more);
         if sure >= enough {
             return sure;
         }
         let others = self.domains.iter().filter(|o| o.id != d.id && o.failed().is_none());
-        more += others.map(|o| self.spare(o).2).sum::<u64>();
+        let not = self.forbidden(d.devices());
+        more += others.map(|o| self.spare(o, &not).2).sum::<u64>();
         d.space.available_with(more)
     }
 
@@ -331,7 +348,7 @@ impl Volume {
         let i = self.mounted();
         let d = i.domain(ino)?;
         let tenant = d.tenant_root().is_some();
-        let mut s = if tenant && d.space.hard_limit().is_some() {
+        let mut s = if tenant && (d.space.hard_limit().is_some() || !d.devices().is_all()) {
             i.statfs_of_tenant(d)
         } else {
             StatFs { available: i.room_below(ino)?, ..self.statfs() }
@@ -361,9 +378,10 @@ impl Volume {
         self.mounted().domains.len()
     }
 
-    /// Whether a domain has a limit of its own: how little room it has says nothing of others'.
+    /// Whether a domain has a limit of its own, or some of the devices only: how little room it has says nothing of others'.
     pub fn is_limited(&self, domain: DomainId) -> bool {
-        self.mounted().domains.get(usize::from(domain.0)).is_some_and(|d| d.space.hard_limit().is_some())
+        let limited = |d: &Arc<Domain>| d.space.hard_limit().is_some() || !d.devices().is_all();
+        self.mounted().domains.get(usize::from(domain.0)).is_some_and(limited)
     }
 
     /// How often the limit of a domain was changed: asked before the front end has written back, for

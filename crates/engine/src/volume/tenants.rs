@@ -1,11 +1,15 @@
 //! Tenants: directory trees with a domain of their own, and what they may use of the volume (docs/tenants.md).
 
+use super::moves::Elsewhere;
 use super::{MountedVolume, Volume};
+use crate::budget::ServingUse;
 use crate::budget::{Credit, Paid, RateUse, Turn};
 use crate::cell::Cell;
+use crate::device_set::DeviceSet;
 use crate::domain::Domain;
 use crate::domain::tenant::{Binding, Soft};
 use crate::error::{Error, Result};
+use crate::spending::Spending;
 use crate::types::*;
 use braidfs_format::BLOCK_BYTES;
 use braidfs_format::domain::{JournalMode, KEPT_FOR_TENANTS, TENANT_RATE_MAX};
@@ -26,6 +30,9 @@ pub const TENANT_BPS_MIN: u64 = 64 << 10;
 pub const TENANT_MEMORY_MIN: u64 = 4 << 20;
 /// The lowest limit of requests a second, for the reason of [`TENANT_BPS_MIN`].
 pub const TENANT_IOPS_MIN: u64 = 10;
+
+/// The least processor time, nanoseconds in a second: 1 %.
+pub const TENANT_SERVING_MIN: u64 = 10_000_000;
 
 /// How long a soft limit may be exceeded where nobody says: as with `setquota` and `xfs_quota`.
 pub const GRACE: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -55,6 +62,11 @@ pub struct TenantBudget {
     /// How its domain uses its journal; `None`: as the mount says. Without one ([`JournalMode::Scratch`]) nothing of it is
     /// promised to survive a crash (docs/journal-modes.md).
     pub journal: Option<JournalMode>,
+    /// Processor time that a front end may spend on it, nanoseconds in a second: of all its threads together, so that two
+    /// processors are 2,000,000,000. Who calls the library by himself spends his own.
+    pub serving: Option<Rate>,
+    /// Devices on which its domain claims block groups; what it has on others moves ([`Volume::tenant_move`]).
+    pub devices: DeviceSet,
 }
 
 /// A tenant, and what it uses.
@@ -83,6 +95,10 @@ pub struct Tenant {
     pub written: RateUse,
     /// Bytes of the cache that it holds.
     pub cached: u64,
+    /// Processor time that was spent on it while that had a limit.
+    pub served: ServingUse,
+    /// What of it lies on devices that it may not use.
+    pub elsewhere: Elsewhere,
     /// Why its domain is read-only, if it is.
     pub failed: Option<String>,
 }
@@ -120,15 +136,21 @@ impl Volume {
         if i.lookup_in(&parent, entry).is_ok() {
             return Err(Error::Exists);
         }
+        i.check_devices(&i.bat.lock(), budget.devices)?;
         let scratch = budget.journal == Some(JournalMode::Scratch);
         if scratch {
             i.tell_scratch()?;
         }
-        let d = i.domain_for_tenant()?;
+        let d = i.domain_for_tenant(budget.devices)?;
+        i.set_devices(&i.bat.lock(), &d, budget.devices);
         // before anybody can see the directory, and move something into it
         d.close_border(scratch);
+        let undo = || {
+            d.close_border(false);
+            i.set_devices(&i.bat.lock(), &d, DeviceSet::ALL);
+        };
         let made = i.make_tenant_root(&parent, entry, mode, cred, d.id);
-        let (root, _) = made.inspect_err(|_| d.close_border(false))?;
+        let (root, _) = made.inspect_err(|_| undo())?;
         // without a journal nothing but the entry says that there is such a directory
         let synced = self.fsync(root.ino, false).and_then(|()| if scratch { self.fsync(dir, false) } else { Ok(()) });
         let bound = synced.and_then(|()| {
@@ -138,11 +160,14 @@ impl Volume {
             if scratch {
                 to.root_record = d.root_record(&root, &root.state.read())?;
             }
+            let bat = i.bat.lock();
+            // one may have left, or be leaving, by now
+            i.check_devices(&bat, budget.devices)?;
             d.bind(Some(&to)).map(|()| to)
         });
         let to = bound.inspect_err(|_| {
             d.set_tenant_root(None);
-            d.close_border(false);
+            undo();
             // it is an ordinary directory, which nobody has asked for
             let _ = i.remove_in(&parent, entry, true);
         })?;
@@ -177,15 +202,35 @@ impl Volume {
         let mut budget = binding.budget();
         change(&mut budget);
         checked(name, budget)?;
-        let before = binding.journal;
-        if budget.journal == Some(JournalMode::Scratch) && before != budget.journal {
+        let (journal, devices) = (binding.journal, binding.devices);
+        if budget.journal == Some(JournalMode::Scratch) && journal != budget.journal {
             // what is in it was promised to survive a crash
             return Err(Error::Invalid("a tenant has no journal from its beginning, or has one"));
         }
+        let moves = devices != budget.devices;
         binding.set_budget(budget);
-        binding.look_at_soft(used(&d), i.seconds());
-        i.change_journal(&d, before, &mut binding)?;
-        i.limit(&d, Some(&binding), i.promised_below(&d, binding.most(i.seconds())));
+        binding.look_at_soft(d.space.used(), i.seconds());
+        let before = i.room_and_promised(&d);
+        if binding.journal != journal {
+            // it writes, for which it may claim groups: devices change behind it
+            let to = std::mem::replace(&mut binding.devices, devices);
+            i.change_journal(&d, journal, &mut binding)?;
+            binding.devices = to;
+        }
+        if moves {
+            let bat = i.bat.lock();
+            i.check_devices(&bat, budget.devices)?;
+            d.bind(Some(&binding))?;
+            i.set_devices(&bat, &d, budget.devices);
+        } else {
+            d.bind(Some(&binding))?;
+        }
+        let most = binding.most(i.seconds());
+        let promised = if moves { before.saturating_sub(i.room_within(&d, most)) } else { i.promised_below(&d, most) };
+        i.limit(&d, Some(&binding), promised);
+        if moves {
+            i.devices_changed(&d);
+        }
         self.tenant(name)
     }
 
@@ -223,6 +268,8 @@ impl Volume {
         d.bind(None)?;
         d.set_tenant_root(None);
         i.limit(&d, None, 0);
+        i.set_devices(&i.bat.lock(), &d, DeviceSet::ALL);
+        i.devices_changed(&d);
         tracing::info!("tenant {name} was removed; {} has what it left", d.id);
         Ok(())
     }
@@ -258,6 +305,9 @@ fn checked(name: &str, budget: TenantBudget) -> Result<()> {
         };
         rate.is_none_or(within)
     };
+    if !holds(budget.serving, TENANT_SERVING_MIN) {
+        return Err(Error::Invalid("a tenant has 1 % of a processor at least"));
+    }
     let r = budget.rates;
     if !holds(r.read_bps, TENANT_BPS_MIN) || !holds(r.write_bps, TENANT_BPS_MIN) {
         return Err(Error::Invalid(
@@ -282,14 +332,16 @@ impl Binding {
             memory: MemoryBudget::default(),
             journal: None,
             root_record: Vec::new(),
+            serving: None,
+            devices: DeviceSet::ALL,
         }
     }
 
     fn budget(&self) -> TenantBudget {
         let soft = |s: Soft| SoftLimit { space: bytes(s.blocks), grace: Duration::from_secs(s.grace.into()) };
         let (space, soft_space) = (self.blocks.map(bytes), self.soft.map(soft));
-        let (inodes, rates, memory, journal) = (self.inodes, self.rates, self.memory, self.journal);
-        TenantBudget { space, inodes, soft_space, rates, memory, journal }
+        let Self { inodes, rates, memory, journal, serving, devices, .. } = *self;
+        TenantBudget { space, inodes, soft_space, rates, memory, journal, serving, devices }
     }
 
     /// A soft limit that was exceeded before still is so since then.
@@ -300,6 +352,7 @@ impl Binding {
         let soft = |s: SoftLimit| Soft { blocks: blocks(s.space), grace: grace(s), since };
         (self.blocks, self.inodes, self.rates) = (to.space.map(blocks), to.inodes, to.rates);
         (self.memory, self.journal) = (to.memory, to.journal);
+        (self.serving, self.devices) = (to.serving, to.devices);
         self.soft = to.soft_space.map(soft);
     }
 
@@ -327,19 +380,40 @@ fn bytes(blocks: u64) -> u64 {
     blocks.saturating_mul(BLOCK_BYTES as u64)
 }
 
-/// Blocks that a domain uses, or has promised.
-fn used(d: &Domain) -> u64 {
-    let s = d.space.stats();
-    s.blocks.saturating_sub((s.free + s.pending).saturating_sub(s.reserved))
-}
-
 impl Volume {
     /// Whether the tenant that a domain belongs to may do what is demanded, if its rates are limited: `None` where it may do
     /// anything. Else its turn: what is taken with it, and when. For a front end that lets nobody wait in here
     /// ([`crate::MountOptions::paced_above`]).
     #[inline]
     pub fn come(&self, domain: DomainId, demand: Demand) -> Option<Turn> {
-        self.mounted().domains.get(usize::from(domain.0))?.budget.come(demand)
+        self.mounted().domains.get(usize::from(domain.0))?.budget.come_served(demand)
+    }
+
+    /// [`Self::come`] of who only looks at something, and asks the device for nothing that was counted: for processor time.
+    #[inline]
+    pub fn come_to_look(&self, domain: DomainId) -> Option<Turn> {
+        self.mounted().domains.get(usize::from(domain.0))?.budget.come_to_look()
+    }
+
+    /// Charges the processor time of this thread to the tenant of a domain, where that has a limit, until the value is dropped.
+    /// For a front end, around a request. `None` where no tenant's time is limited.
+    #[inline]
+    pub fn spend(&self, domain: DomainId) -> Option<Spending> {
+        if !self.any_serving() {
+            return None;
+        }
+        self.mounted().domains.get(usize::from(domain.0)).map(|d| Spending::begin(&d.budget, true))
+    }
+
+    /// Whether the processor time of any tenant is limited, or was since the mount.
+    #[inline]
+    pub fn any_serving(&self) -> bool {
+        self.mounted().shared.serving.load(Ordering::Relaxed)
+    }
+
+    /// Whether that of a domain's tenant is.
+    pub fn serving_limited(&self, domain: DomainId) -> bool {
+        self.any_serving() && self.mounted().domains.get(usize::from(domain.0)).is_some_and(|d| d.budget.is_timed())
     }
 
     /// What this thread has paid for of the inode's domain ([`Turn::go`]), for who goes on with what it does: until the value
@@ -352,7 +426,7 @@ impl Volume {
         i.domain_of(ino)?.budget.take_credit()
     }
 
-    /// Whether the rates of any tenant are limited, or were since the mount.
+    /// Whether the rates of any tenant are limited, or its serving time, or were since the mount.
     #[inline]
     pub fn any_rates(&self) -> bool {
         self.mounted().shared.rates.load(Ordering::Relaxed)
@@ -381,9 +455,11 @@ impl MountedVolume {
             name: b.name,
             root: b.root.ino,
             domain: d.id,
-            used: bytes(used(d)),
+            used: bytes(d.space.used()),
             inodes: d.inodes.used_and_limit().0,
             cached: d.cached_bytes(),
+            served: d.budget.served(),
+            elsewhere: self.elsewhere(d),
             failed: d.failed().map(str::to_owned),
         }
     }
@@ -435,7 +511,7 @@ impl MountedVolume {
     /// Of one tenant, with the lock of tenants held.
     fn look_at_soft_limit(&self, d: &Domain, mut b: Binding) {
         let now = self.seconds();
-        if b.look_at_soft(used(d), now) {
+        if b.look_at_soft(d.space.used(), now) {
             // errors fail nothing: the next look tries again
             if let Err(e) = d.bind(Some(&b)) {
                 tracing::warn!("the soft limit of tenant {}: {e}", b.name);
@@ -493,9 +569,13 @@ impl MountedVolume {
         all.find(|(_, b)| b.name == name)
     }
 
-    /// A domain in which nothing lies and that is kept for tenants, or one more.
-    fn domain_for_tenant(&self) -> Result<Arc<Domain>> {
-        let unbound = |d: &&Arc<Domain>| d.is_kept() && d.tenant_root().is_none() && d.failed().is_none();
+    /// A domain in which nothing lies and that is kept for tenants, or one more; its journal lies on one of the devices.
+    fn domain_for_tenant(&self, devices: DeviceSet) -> Result<Arc<Domain>> {
+        let not = self.forbidden(devices);
+        let unbound = |d: &&Arc<Domain>| {
+            let there = !not.iter().any(|n| n.contains(&d.journal_group()));
+            there && d.is_kept() && d.tenant_root().is_none() && d.failed().is_none()
+        };
         for d in self.domains.iter().filter(unbound) {
             let unused = || d.nodes.free() == d.nodes.total();
             if !unused() {
@@ -509,7 +589,7 @@ impl MountedVolume {
                 return Ok(d.clone());
             }
         }
-        let id = self.add_domain(KEPT_FOR_TENANTS)?;
+        let id = self.add_domain(KEPT_FOR_TENANTS, devices)?;
         Ok(self.dom(id).clone())
     }
 
@@ -527,27 +607,34 @@ impl MountedVolume {
         d.inodes.set_limit(tenant.and_then(|b| b.inodes));
         let held = tenant.map(|b| b.memory).unwrap_or_default();
         d.set_memory(held.least, held.most);
-        d.budget.set(&tenant.map(|b| b.rates).unwrap_or_default());
-        if d.budget.is_on() {
-            self.shared.rates.store(true, Ordering::Relaxed);
-        }
+        d.budget.set(&tenant.map(|b| b.rates).unwrap_or_default(), tenant.and_then(|b| b.serving));
+        self.shared.note_limits(&d.budget);
         // no group is claimed or given back meanwhile
         let _bat = self.bat.lock();
         d.space.set_hard_limit(tenant.and_then(|b| b.most(self.seconds())), promised);
     }
 
+    /// Blocks that a domain could have until now; what was promised before may not have come yet.
+    fn room_and_promised(&self, d: &Domain) -> u64 {
+        self.room(d, u64::MAX).saturating_add(d.space.promised())
+    }
+
+    /// Blocks that it can have with such a limit.
+    fn room_within(&self, d: &Domain, limit: Option<u64>) -> u64 {
+        self.room(d, u64::MAX).min(limit.map_or(u64::MAX, |n| n.saturating_sub(d.space.used())))
+    }
+
     /// Blocks beyond a limit to be that the domain could have had until now.
     fn promised_below(&self, d: &Domain, blocks: Option<u64>) -> u64 {
-        // what was promised before may not have come yet
-        let room = self.room(d, u64::MAX).saturating_add(d.space.promised());
+        let room = self.room_and_promised(d);
         let Some(new) = blocks else { return 0 };
-        room.saturating_sub(new.saturating_sub(used(d)))
+        room.saturating_sub(new.saturating_sub(d.space.used()))
     }
 
     /// Space and inodes as a tenant with a limit has them.
     pub(super) fn statfs_of_tenant(&self, d: &Domain) -> StatFs {
         let room = self.room(d, u64::MAX);
-        let used = used(d);
+        let used = d.space.used();
         // also where more is in use than the limit allows by now
         let blocks = d.space.hard_limit().unwrap_or(u64::MAX).min(used.saturating_add(self.most(d))).max(used);
         StatFs {
@@ -563,8 +650,9 @@ impl MountedVolume {
     /// those of its groups, and gets more.)
     pub(super) fn inodes_of_tenant(&self, d: &Domain, s: &mut StatFs) {
         let (used, Some(limit)) = d.inodes.used_and_limit() else { return };
-        let groups = self.bat.lock().free_groups();
-        let most = d.nodes.free() + u64::from(groups) * u64::from(self.store.geometry().nodes());
+        let groups = self.bat.lock().free_groups_but(&self.forbidden(d.devices()));
+        let most = d.nodes.free().saturating_sub(d.nodes.kept_free())
+            + u64::from(groups) * u64::from(self.store.geometry().nodes());
         s.inodes = limit.min(used.saturating_add(most)).max(used);
         s.inodes_free = s.inodes - used;
     }
@@ -580,11 +668,21 @@ impl MountedVolume {
     /// Blocks that a domain could have at most beside those in use.
     fn most(&self, d: &Domain) -> u64 {
         let s = d.space.stats();
-        (s.free + s.pending).saturating_sub(s.reserved) + self.shared.unclaimed.load(Ordering::Relaxed)
+        (s.free + s.pending).saturating_sub(s.reserved) + self.shared.unclaimed_on(d.devices())
     }
 
     /// Tenants whose root is not there are none: only damage that fsck mended leaves one.
     pub(super) fn check_tenants(&self) -> Result<()> {
+        let devices = self.store.devices();
+        for d in &self.domains {
+            // what a check would mend, or a crash came before a removed device was forgotten
+            let within = d.devices().within(devices).unwrap_or(DeviceSet::ALL);
+            let bat = self.bat.lock();
+            self.set_devices(&bat, d, within);
+        }
+        if !self.shared.options.read_only {
+            self.forget_devices(devices)?;
+        }
         for d in &self.domains {
             let Some(b) = d.binding() else { continue };
             let is_root = |c: &Cell| {

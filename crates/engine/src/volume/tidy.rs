@@ -13,7 +13,6 @@ use crate::domain::in_pieces::Progress;
 use crate::error::Error;
 use crate::types::*;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// So many looks (of 100 ms) nothing changed and nobody waited for the device.
 const QUIET_LOOKS: u32 = 20;
@@ -57,6 +56,7 @@ impl MountedVolume {
     /// not count as a change for who looks whether it is quiet. The next call goes on.
     pub(super) fn tidy(&self, d: &Arc<Domain>, quiet: &mut Quiet) -> bool {
         let Some((ino, from)) = d.in_pieces.lock().next() else { return false };
+        let _spending = self.shared.spend(&d.budget);
         let (how, moved) = self.tidy_file(d, ino, from);
         d.in_pieces.lock().done(ino, how);
         quiet.see(self);
@@ -70,7 +70,7 @@ impl MountedVolume {
         if (0..SETTLED_SECONDS).contains(&age) {
             return (Progress::Later, false);
         }
-        let unclaimed = self.shared.unclaimed.load(Ordering::Relaxed);
+        let unclaimed = self.shared.unclaimed_on(d.devices());
         let plenty = unclaimed > d.space.stats().blocks / PLENTY_PART;
         match self.defragment(&c, from, MOST, if plenty { SPARE_OF_MANY } else { SPARE_SEGMENTS }) {
             Ok(Defragmented { next: Some(from), moved }) => (Progress::GoOn { from }, moved > 0),

@@ -1,7 +1,7 @@
 //! Devices of a mounted volume: what its server is asked, and what it answers.
 
 use super::{DEVICE_START, DEVICE_STATUS, DEVICE_TEXT, Progress, ask, progress, report};
-use braidfs::{DeviceChange, Drained, Error, Rebalanced};
+use braidfs::{DeviceChange, Drained, Elsewhere, Error, Rebalanced};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io;
@@ -37,11 +37,13 @@ pub(crate) enum DeviceCall {
     Drain,
     EndDrain,
     Rebalance,
+    /// Of a tenant, whose name stands for a path: what it has on devices that it may not use.
+    Move,
 }
 
 impl DeviceCall {
     pub fn of(number: u32) -> Option<Self> {
-        [Self::Add, Self::Remove, Self::Drain, Self::EndDrain, Self::Rebalance]
+        [Self::Add, Self::Remove, Self::Drain, Self::EndDrain, Self::Rebalance, Self::Move]
             .into_iter()
             .find(|c| *c as u32 == number)
     }
@@ -68,6 +70,21 @@ pub struct DeviceAnswer {
     pub moved: u64,
     /// Of a rebalance: bytes that are in use of each device, and bytes that can be.
     pub devices: Vec<(u64, u64)>,
+    /// Of a tenant that has moved: what it has still on devices that it may not use.
+    pub elsewhere: Option<ElsewhereAnswer>,
+}
+
+/// What of a tenant did not move.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ElsewhereAnswer {
+    /// Block groups.
+    pub groups: u32,
+    /// Bytes in them.
+    pub bytes: u64,
+    /// One of them has the tenant's journal.
+    pub journal: bool,
+    /// There is no room for it where the tenant may be.
+    pub crowded: bool,
 }
 
 /// What keeps a device that is drained.
@@ -103,6 +120,12 @@ impl DeviceAnswer {
     pub fn rebalanced(r: &Rebalanced) -> Self {
         let devices = r.devices.iter().map(|(used, of)| (used << 12, of << 12)).collect();
         Self { moved: r.moved, devices, ..Self::default() }
+    }
+
+    /// A tenant has moved.
+    pub fn moved(e: &Elsewhere) -> Self {
+        let Elsewhere { groups, bytes, journal, crowded, .. } = *e;
+        Self { elsewhere: Some(ElsewhereAnswer { groups, bytes, journal, crowded }), ..Self::default() }
     }
 
     pub(crate) fn refused(e: &Error) -> Self {
@@ -159,6 +182,16 @@ impl DeviceWork {
     /// As [`Self::add`].
     pub fn rebalance(mountpoint: &Path) -> io::Result<Self> {
         Self::start(mountpoint, DeviceStart { call: DeviceCall::Rebalance as u32, ..DeviceStart::new_zeroed() })
+    }
+
+    /// Moves what a tenant has on devices that it may not use.
+    ///
+    /// # Errors
+    /// As [`Self::add`].
+    pub fn move_tenant(mountpoint: &Path, name: &str) -> io::Result<Self> {
+        let mut arg = DeviceStart { call: DeviceCall::Move as u32, ..DeviceStart::new_zeroed() };
+        super::put(&mut arg.path, name.as_bytes())?;
+        Self::start(mountpoint, arg)
     }
 
     /// How far it is.

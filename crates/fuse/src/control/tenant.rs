@@ -2,7 +2,7 @@
 
 use super::{ask, put};
 use crate::tenant_mount::TenantMount;
-use braidfs::{JournalMode, MemoryBudget, Rate, RateUse, Rates, SoftLimit, Tenant, TenantBudget};
+use braidfs::{DeviceSet, Elsewhere, JournalMode, MemoryBudget, Rate, RateUse, Rates, SoftLimit, Tenant, TenantBudget};
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -40,7 +40,10 @@ pub(crate) struct TenantArg {
     /// Most inodes, 0: no limit.
     pub inodes_max: u64,
     /// UTF-8, zeros behind it.
-    pub name: [u8; 80],
+    pub name: [u8; 64],
+    // what follows was behind all names before there were limits of processor time: zeros of who does not know it
+    /// Processor time, nanoseconds in a second, and its burst, as `rates`.
+    pub serving: [u64; 2],
     /// Name of the directory; of the answer why not.
     pub text: [u8; TENANT_TEXT],
     // what follows was text before there were rates: zeros of who does not know it
@@ -61,9 +64,20 @@ pub(crate) struct TenantArg {
     pub memory: [u64; 2],
     /// Of the answer: bytes of the cache that it holds.
     pub cached: u64,
+    /// As [`braidfs::DeviceSet`] has them; 0: all.
+    pub devices: u16,
+    /// Of the answer: [`ELSEWHERE_JOURNAL`], [`ELSEWHERE_CROWDED`].
+    pub elsewhere_flags: u8,
     /// How its domain uses the journal, as a number ([`braidfs::JournalMode`]); 0: as the mount says.
-    pub journal: u64,
-    pub reserved: [u64; 3],
+    pub journal: u8,
+    /// Of the answer: block groups on other devices, and bytes in them.
+    pub elsewhere_groups: u32,
+    pub elsewhere: u64,
+    /// Of the answer: processor time that was spent on it, ns.
+    pub served: u64,
+    /// Of the answer: requests that waited for that, and how long, ms.
+    pub served_waits: u32,
+    pub served_waited: u32,
 }
 const _: () = assert!(size_of::<TenantArg>() == 1024);
 
@@ -78,9 +92,18 @@ pub(crate) const SET_RATES: [u32; 4] = [8, 16, 32, 64];
 /// [`TenantArg::index`] of a change: this one of [`TenantArg::memory`] is another one.
 pub(crate) const SET_MEMORY: [u32; 2] = [128, 256];
 /// [`TenantArg::index`] of a change: the journal is used otherwise.
-pub(crate) const SET_JOURNAL: u32 = 512;
+pub(crate) const SET_JOURNAL: u32 = 2048;
 /// [`TenantArg::mode`] of the answer of a server that knows how journals are used.
-pub(crate) const KNOWS_JOURNAL: u32 = 1 << 28;
+pub(crate) const KNOWS_JOURNAL: u32 = 1 << 27;
+/// [`TenantArg::index`] of a change: the limit of processor time is another one.
+pub(crate) const SET_SERVING: u32 = 512;
+/// [`TenantArg::index`] of a change: the devices are others.
+pub(crate) const SET_DEVICES: u32 = 1024;
+/// [`TenantArg::elsewhere_flags`].
+const ELSEWHERE_JOURNAL: u8 = 1;
+const ELSEWHERE_CROWDED: u8 = 2;
+/// [`TenantArg::mode`] of the answer of a server that knows limits of processor time, and devices.
+pub(crate) const KNOWS_SERVING: u32 = 1 << 28;
 /// [`TenantArg::mode`] of the answer of a server that knows limits of memory.
 pub(crate) const KNOWS_MEMORY: u32 = 1 << 29;
 /// [`TenantArg::mode`] of the answer of a server that knows rates and soft limits.
@@ -139,8 +162,33 @@ pub struct TenantInfo {
     pub read: RateUse,
     /// What it wrote.
     pub written: RateUse,
+    /// Processor time that may be spent on it, ns in a second.
+    pub serving: Option<Rate>,
+    /// What was spent while it had such a limit.
+    pub served: Duration,
+    /// Requests that waited for that, and how long all of them did.
+    pub served_waits: u32,
+    /// See `served_waits`.
+    pub served_waited: Duration,
+    /// Devices that it may use.
+    pub devices: DeviceSet,
+    /// What it has on others.
+    pub elsewhere: ElsewhereInfo,
     /// Its domain is read-only.
     pub failed: bool,
+}
+
+/// What a tenant has on devices that it may not use, as [`braidfs::Elsewhere`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ElsewhereInfo {
+    /// Block groups.
+    pub groups: u32,
+    /// Bytes in them.
+    pub bytes: u64,
+    /// One of them has the journal.
+    pub journal: bool,
+    /// There is no room for them where it may be.
+    pub crowded: bool,
 }
 
 /// Makes directory `entry` in the open directory `parent` of a mounted volume the root of a tenant.
@@ -156,7 +204,9 @@ pub fn tenant_create(parent: &File, entry: &[u8], name: &str, budget: &TenantBud
     let r = budget.rates;
     arg.rates = [r.read_bps, r.write_bps, r.read_iops, r.write_iops].map(rate_number);
     arg.memory = [budget.memory.least, budget.memory.most.unwrap_or(0)];
-    arg.journal = JournalMode::number(budget.journal).into();
+    arg.journal = JournalMode::number(budget.journal);
+    arg.serving = rate_number(budget.serving);
+    arg.devices = devices_number(budget.devices);
     put(&mut arg.text, entry)?;
     tenant(parent, arg)
 }
@@ -179,6 +229,10 @@ pub struct TenantChange {
     pub memory: [NewLimit; 2],
     /// How its domain uses the journal.
     pub journal: NewLimit<JournalMode>,
+    /// Processor time, ns in a second.
+    pub serving: NewLimit<Rate>,
+    /// Devices.
+    pub devices: Option<DeviceSet>,
 }
 
 /// Changes the limits of a tenant of the volume that `dir` lies in.
@@ -208,7 +262,15 @@ pub fn tenant_set(dir: &File, name: &str, change: &TenantChange) -> io::Result<T
     }
     if let Some(journal) = change.journal {
         arg.index |= SET_JOURNAL;
-        arg.journal = JournalMode::number(journal).into();
+        arg.journal = JournalMode::number(journal);
+    }
+    if let Some(serving) = change.serving {
+        arg.index |= SET_SERVING;
+        arg.serving = rate_number(serving);
+    }
+    if let Some(devices) = change.devices {
+        arg.index |= SET_DEVICES;
+        arg.devices = devices_number(devices);
     }
     tenant(dir, arg)
 }
@@ -216,6 +278,15 @@ pub fn tenant_set(dir: &File, name: &str, change: &TenantChange) -> io::Result<T
 fn put_soft(arg: &mut TenantArg, soft: Option<SoftLimit>) {
     arg.soft_space = soft.map_or(0, |s| s.space);
     arg.grace = soft.map_or(0, |s| u32::try_from(s.grace.as_secs()).unwrap_or(u32::MAX));
+}
+
+fn devices_number(devices: DeviceSet) -> u16 {
+    // a volume has 16 at most
+    devices.bits() as u16
+}
+
+fn rate_of([n, burst]: [u64; 2]) -> Option<Rate> {
+    (n > 0).then_some(Rate { per_second: n, burst: Some(burst).filter(|n| *n > 0) })
 }
 
 fn rate_number(rate: Option<Rate>) -> [u64; 2] {
@@ -231,9 +302,31 @@ impl TenantArg {
 
     /// The rates in it, as [`TenantChange::rates`] has them.
     pub fn rates(&self) -> [Option<Rate>; 4] {
-        let rate =
-            |[n, burst]: [u64; 2]| (n > 0).then_some(Rate { per_second: n, burst: Some(burst).filter(|n| *n > 0) });
-        self.rates.map(rate)
+        self.rates.map(rate_of)
+    }
+
+    /// The limit of processor time in it.
+    pub fn serving(&self) -> Option<Rate> {
+        rate_of(self.serving)
+    }
+
+    /// The devices in it.
+    pub fn devices(&self) -> DeviceSet {
+        DeviceSet::from_bits(self.devices.into())
+    }
+
+    /// Tells of processor time and devices.
+    pub fn tell_serving(&mut self, t: &Tenant) {
+        self.serving = rate_number(t.budget.serving);
+        self.devices = devices_number(t.budget.devices);
+        let Elsewhere { groups, bytes, journal, crowded, .. } = t.elsewhere;
+        (self.elsewhere_groups, self.elsewhere) = (groups, bytes);
+        self.elsewhere_flags =
+            if journal { ELSEWHERE_JOURNAL } else { 0 } | if crowded { ELSEWHERE_CROWDED } else { 0 };
+        self.served = u64::try_from(t.served.used.as_nanos()).unwrap_or(u64::MAX);
+        self.served_waits = u32::try_from(t.served.waits).unwrap_or(u32::MAX);
+        self.served_waited = u32::try_from(t.served.waited.as_millis()).unwrap_or(u32::MAX);
+        self.mode |= KNOWS_SERVING;
     }
 
     /// The limits of memory in it.
@@ -246,13 +339,12 @@ impl TenantArg {
     /// # Errors
     /// Where the number says nothing.
     pub fn journal(&self) -> braidfs::Result<Option<JournalMode>> {
-        let number = u8::try_from(self.journal).unwrap_or(u8::MAX);
-        JournalMode::from_number(number).map_err(|_| braidfs::Error::Invalid("an unknown mode of the journal"))
+        JournalMode::from_number(self.journal).map_err(|_| braidfs::Error::Invalid("an unknown mode of the journal"))
     }
 
     /// Tells of the journal.
     pub fn tell_journal(&mut self, t: &Tenant) {
-        self.journal = JournalMode::number(t.budget.journal).into();
+        self.journal = JournalMode::number(t.budget.journal);
         self.mode |= KNOWS_JOURNAL;
     }
 
@@ -332,6 +424,9 @@ impl TenantArg {
 
 fn tenant_arg(call: TenantCall, name: &str) -> io::Result<TenantArg> {
     let mut arg = TenantArg { call: call as u32, ..TenantArg::new_zeroed() };
+    if name.len() >= arg.name.len() {
+        return Err(io::Error::other("the name of a tenant has 63 bytes at most"));
+    }
     put(&mut arg.name, name.as_bytes())?;
     Ok(arg)
 }
@@ -340,6 +435,7 @@ fn tenant(dir: &File, mut arg: TenantArg) -> io::Result<TenantInfo> {
     let limits_inodes = arg.inodes_max > 0;
     let limits_memory = arg.memory != [0; 2];
     let changes_journal = arg.journal > 0 || arg.call == TenantCall::Set as u32 && arg.index & SET_JOURNAL != 0;
+    let limits_serving = arg.serving != [0; 2] || arg.devices != 0;
     let limits_rates = arg.rates != [[0; 2]; 4] || arg.soft_space > 0;
     ask(dir, TENANT, &mut arg)?;
     let knows = arg.mode & KNOWS_INODES != 0;
@@ -367,6 +463,9 @@ fn tenant(dir: &File, mut arg: TenantArg) -> io::Result<TenantInfo> {
         0 if changes_journal && arg.mode & KNOWS_JOURNAL == 0 => Err(io::Error::other(
             "the server is of an older version, which knows no modes of the journal: it is used as the mount says",
         )),
+        0 if limits_serving && arg.mode & KNOWS_SERVING == 0 => Err(io::Error::other(
+            "the server is of an older version, which knows no limits of serving time and no devices of tenants: the others are set",
+        )),
         0 => Ok(TenantInfo {
             name: text(&arg.name),
             root: arg.root,
@@ -388,6 +487,17 @@ fn tenant(dir: &File, mut arg: TenantArg) -> io::Result<TenantInfo> {
             },
             read: used(arg.used_of_rates[0]),
             written: used(arg.used_of_rates[1]),
+            serving: arg.serving(),
+            served: Duration::from_nanos(arg.served),
+            served_waits: arg.served_waits,
+            served_waited: Duration::from_millis(arg.served_waited.into()),
+            devices: arg.devices(),
+            elsewhere: ElsewhereInfo {
+                groups: arg.elsewhere_groups,
+                bytes: arg.elsewhere,
+                journal: arg.elsewhere_flags & ELSEWHERE_JOURNAL != 0,
+                crowded: arg.elsewhere_flags & ELSEWHERE_CROWDED != 0,
+            },
             failed: arg.failed == 1,
         }),
         n @ (libc::EROFS | libc::EEXIST | libc::ENOENT) => Err(io::Error::from_raw_os_error(n)),

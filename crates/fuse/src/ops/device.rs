@@ -74,6 +74,10 @@ impl Wanted {
             DeviceCall::Remove => vol.remove_device(number()?, &progress).map(|c| DeviceAnswer::changed(&c)),
             DeviceCall::Drain => vol.drain_device(number()?, &progress).map(|d| DeviceAnswer::drained(&d)),
             DeviceCall::Rebalance => vol.rebalance(&progress).map(|r| DeviceAnswer::rebalanced(&r)),
+            DeviceCall::Move => {
+                let name = self.path.to_str().ok_or(Error::Invalid("a tenant's name is UTF-8"))?;
+                vol.tenant_move(name, &progress).map(|e| DeviceAnswer::moved(&e))
+            }
             DeviceCall::EndDrain => vol.end_drain(number()?).map(|()| DeviceAnswer::default()),
         }
     }

@@ -4,7 +4,8 @@
 use crate::abi;
 use crate::connections::Connections;
 use crate::control::{
-    KNOWS_INODES, LEAVE_SPACE, SET_INODES, SET_JOURNAL, SET_MEMORY, SET_RATES, SET_SOFT, TenantArg, TenantCall,
+    KNOWS_INODES, LEAVE_SPACE, SET_DEVICES, SET_INODES, SET_JOURNAL, SET_MEMORY, SET_RATES, SET_SERVING, SET_SOFT,
+    TenantArg, TenantCall,
 };
 use crate::fs::{BraidFs, Context};
 use crate::node::WireId;
@@ -83,6 +84,8 @@ fn carry_out(
         rates: Rates { read_bps, write_bps, read_iops, write_iops },
         memory: said.memory(),
         journal: said.journal()?,
+        serving: said.serving(),
+        devices: said.devices(),
     };
     match said.call {
         c if c == TenantCall::Create as u32 => {
@@ -108,6 +111,12 @@ fn carry_out(
                 }
                 if said.index & SET_MEMORY[1] != 0 {
                     b.memory.most = budget.memory.most;
+                }
+                if said.index & SET_SERVING != 0 {
+                    b.serving = budget.serving;
+                }
+                if said.index & SET_DEVICES != 0 {
+                    b.devices = budget.devices;
                 }
                 let r = &mut b.rates;
                 let is = [&mut r.read_bps, &mut r.write_bps, &mut r.read_iops, &mut r.write_iops];
@@ -147,6 +156,7 @@ fn tell(said: &mut TenantArg, t: Option<Tenant>) {
     said.tell_rates(&t);
     said.tell_memory(&t);
     said.tell_journal(&t);
+    said.tell_serving(&t);
     let n = t.name.len().min(said.name.len() - 1);
     said.name.fill(0);
     said.name[..n].copy_from_slice(&t.name.as_bytes()[..n]);

@@ -8,7 +8,7 @@ use crate::ops::flags::ioctl_out;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::requester;
 use crate::watch::processes::Asked;
-use crate::watch::sample::{Cache, Domain, LAYOUT, Latency, Operation, Process, Quota, Rate, Sample, Tenant};
+use crate::watch::sample::{Cache, Domain, LAYOUT, Latency, Operation, Process, Quota, Rate, Sample, Serving, Tenant};
 use braidfs::DomainInfo;
 use braidfs::RateUse;
 use rustix::io::Errno;
@@ -211,6 +211,16 @@ fn tenant(t: braidfs::Tenant) -> Tenant {
         grace_is_over: t.grace_is_over,
         read: rate(t.budget.rates.read(), t.read),
         written: rate(t.budget.rates.write(), t.written),
+        serving: Serving {
+            ns_per_second: t.budget.serving.map(|r| r.per_second),
+            ns: nanos(t.served.used),
+            debt_ns: nanos(t.served.debt),
+            waits: t.served.waits,
+            waited_ns: nanos(t.served.waited),
+        },
+        devices: t.budget.devices.numbers().map(|n| n as u16).collect(),
+        elsewhere_groups: t.elsewhere.groups,
+        elsewhere: t.elsewhere.bytes,
     }
 }
 
@@ -223,8 +233,12 @@ fn rate([bytes, requests]: [Option<braidfs::Rate>; 2], used: RateUse) -> Rate {
         debt_bytes: used.debt[0],
         debt_requests: used.debt[1],
         waits: used.waits,
-        waited_ns: u64::try_from(used.waited.as_nanos()).unwrap_or(u64::MAX),
+        waited_ns: nanos(used.waited),
     }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn domain(d: DomainInfo, restricted: bool) -> Domain {

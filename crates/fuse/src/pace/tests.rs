@@ -20,6 +20,8 @@ struct Served {
     channel: Arc<Channel>,
     answers: std::sync::Mutex<std::io::PipeReader>,
     now: &'static AtomicU64,
+    /// How long each thread has run.
+    ran: &'static AtomicU64,
     jobs: mpsc::Receiver<crate::fs::Job>,
     /// A directory and a file of tenant `t`, and of nobody.
     dir: WireId,
@@ -30,7 +32,12 @@ struct Served {
 macro_rules! served {
     () => {{
         static NOW: AtomicU64 = AtomicU64::new(0);
-        Served::new(&NOW, || Duration::from_nanos(NOW.load(Ordering::Relaxed)))
+        static RAN: AtomicU64 = AtomicU64::new(0);
+        let clocks: [fn() -> Duration; 2] = [
+            || Duration::from_nanos(NOW.load(Ordering::Relaxed)),
+            || Duration::from_nanos(RAN.load(Ordering::Relaxed)),
+        ];
+        Served::new(&NOW, &RAN, clocks)
     }};
 }
 
@@ -39,11 +46,12 @@ fn id(a: &braidfs::Attr) -> WireId {
 }
 
 impl Served {
-    fn new(now: &'static AtomicU64, clock: fn() -> Duration) -> Self {
+    fn new(now: &'static AtomicU64, ran: &'static AtomicU64, clocks: [fn() -> Duration; 2]) -> Self {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(1 << 17));
         braidfs::mkfs::format(std::slice::from_ref(&device), &MkfsOptions::default()).unwrap();
         let how = MountOptions {
-            rate_clock: Some(clock),
+            rate_clock: Some(clocks[0]),
+            processor_clock: Some(clocks[1]),
             paced_above: true,
             cached_above: true,
             background: false,
@@ -65,7 +73,7 @@ impl Served {
         fs.vol.sync().unwrap();
         let dir = id(&fs.vol.getattr(t.root).unwrap());
         let (file, other, answers) = (id(&file), id(&other), std::sync::Mutex::new(answers));
-        Self { fs, channel, answers, now, jobs: work, dir, file, other }
+        Self { fs, channel, answers, now, ran, jobs: work, dir, file, other }
     }
 
     fn limit(&self, rates: Rates) {
@@ -260,4 +268,69 @@ fn writes_through_the_cache_wait_before_they_begin() {
     let read = Some(Rate { per_second: MIB, burst: None });
     s.limit(Rates { read_bps: read, ..Rates::default() });
     assert!(ttl(s.file) > 0, "reads only");
+}
+
+/// A tenant on which too much processor time was spent waits with all that it asks, also with what costs the device nothing: with
+/// a look for a moment only. What cannot wait is charged all the same.
+#[test]
+fn a_tenant_without_time_left_waits() {
+    let s = served!();
+    assert!(s.fs.spend(s.file).is_none(), "nobody asks a clock before there is a limit");
+    let tenth = Some(Rate { per_second: 100_000_000, burst: Some(1) });
+    let t = s.fs.vol.tenant_change("t", |b| b.serving = tenth).unwrap();
+    s.fs.rates_changed(t.domain, &s.channel);
+    let runs = |node: WireId, ms: u64| {
+        // as many requests
+        for _ in 0..ms {
+            let spending = s.fs.spend(node);
+            s.ran.fetch_add(1_000_000, Ordering::Relaxed);
+            drop(spending);
+        }
+    };
+    runs(s.other, 500);
+    let get = abi::GetattrIn { getattr_flags: 0, dummy: 0, fh: 0 };
+    assert_eq!(s.ask(1, op::GETATTR, s.file, &[get.as_bytes()]), Ok(Outcome::Reply));
+    runs(s.file, 1000);
+    let (mut list, sync) = (abi::ReadIn::new_zeroed(), abi::FsyncIn::new_zeroed());
+    list.size = 4096;
+    let write = |flags: u32| {
+        let mut arg = abi::WriteIn::new_zeroed();
+        (arg.size, arg.write_flags) = (4096, flags);
+        [arg.as_bytes(), &[9; 4096]].concat()
+    };
+    let wait = [
+        s.read(2, s.file, 4096),
+        s.ask(3, op::WRITE, s.file, &[&write(0)]),
+        s.mknod(4, s.dir, "new"),
+        s.ask(5, op::FSYNC, s.file, &[sync.as_bytes()]),
+        s.ask(6, op::READDIR, s.dir, &[list.as_bytes()]),
+        s.ask(7, op::LOOKUP, s.dir, &[b"f\0"]),
+        s.ask(8, op::GETATTR, s.file, &[get.as_bytes()]),
+    ];
+    assert_eq!(wait, [Ok(Outcome::Deferred); 7]);
+    let goes_on = [
+        s.ask(11, op::WRITE, s.file, &[&write(abi::WRITE_CACHE)]),
+        s.ask(12, op::RENAME, s.dir, &[&s.dir.0.to_ne_bytes(), b"f\0g\0"]),
+        s.read(13, s.other, 4096),
+        s.ask(14, op::LOOKUP, WireId::ROOT, &[b"other\0"]),
+        s.mknod(15, WireId::ROOT, "x"),
+    ];
+    assert_eq!(goes_on, [Ok(Outcome::Reply); 5]);
+    s.serving(|| {
+        let mut looks = [s.answer().0, s.answer().0];
+        looks.sort_unstable();
+        assert_eq!((looks, s.fs.pacer.parked()), ([7, 8], 5), "though the clock stands");
+        s.sleep(9_900);
+        std::thread::sleep(3 * LOOK);
+        assert_eq!(s.fs.pacer.parked(), 5, "not yet");
+        s.sleep(300);
+        let mut rest: Vec<_> = (0..5).map(|_| s.answer()).map(|a| (a.0, a.1)).collect();
+        rest.sort_unstable();
+        assert_eq!(rest, [2, 3, 4, 5, 6].map(|n| (n, 0)));
+    });
+    let served = s.fs.vol.tenant("t").unwrap().served;
+    assert!(served.used == Duration::from_secs(1) && served.waits >= 5, "{served:?}");
+    // the kernel asks before each `write`, too
+    let ttl = |node: WireId| s.fs.attr_ttl(&s.fs.vol.getattr(node.ino()).unwrap());
+    assert!(ttl(s.file) == 0 && ttl(s.other) > 0);
 }

@@ -1,6 +1,6 @@
 //! A sample as text of OpenMetrics 1.0.
 
-use super::sample::{Domain, Latency, Quota, Rate, Sample, Tenant};
+use super::sample::{Domain, Latency, Quota, Rate, Sample, Serving, Tenant};
 use std::fmt::{Display, Write};
 
 /// Of the HTTP answer.
@@ -128,7 +128,7 @@ fn quotas(t: &mut Text, quotas: &[Quota]) {
 /// What tenants use of their limits; of what is not limited there is no line.
 fn tenants(t: &mut Text, s: &Sample) {
     let tenants = &s.tenants;
-    let all: [Gauge<Tenant>; 7] = [
+    let all: [Gauge<Tenant>; 8] = [
         ("braidfs_tenant_used_bytes", |t| Some(t.used), "Space that a tenant uses."),
         ("braidfs_tenant_limit_bytes", |t| t.space, "Space that it may use."),
         ("braidfs_tenant_soft_limit_bytes", |t| t.soft_space, "Space that it may use for longer than its grace."),
@@ -136,6 +136,11 @@ fn tenants(t: &mut Text, s: &Sample) {
         ("braidfs_tenant_cache_limit_bytes", |t| t.memory_max, "What it may hold of the cache."),
         ("braidfs_tenant_inodes", |t| Some(t.inodes), "Inodes that it has."),
         ("braidfs_tenant_inodes_limit", |t| t.inodes_max, "Inodes that it may have."),
+        (
+            "braidfs_tenant_elsewhere_bytes",
+            |t| Some(t.elsewhere).filter(|_| !t.devices.is_empty()),
+            "What it has on devices that it may not use.",
+        ),
     ];
     gauges(t, &all, tenants, |t, name, tenant, n| t.line(name, &[("tenant", &tenant.name)], n));
     let name = "braidfs_tenant_request_duration_seconds";
@@ -198,6 +203,43 @@ fn tenants(t: &mut Text, s: &Sample) {
             }
         }
     }
+    serving(t, tenants);
+}
+
+/// Processor time that is spent on tenants with a limit.
+fn serving(t: &mut Text, tenants: &[Tenant]) {
+    type OfServing = fn(&Serving) -> String;
+    let all: [(&str, &str, &str, OfServing, &str); 5] = [
+        (
+            "braidfs_tenant_serving_limit_ratio",
+            "",
+            "gauge",
+            |s| seconds(s.ns_per_second.unwrap_or(0)),
+            "Processors that may be busy with a tenant.",
+        ),
+        ("braidfs_tenant_serving_seconds", "_total", "counter", |s| seconds(s.ns), "Processor time spent on it."),
+        (
+            "braidfs_tenant_serving_debt_seconds",
+            "",
+            "gauge",
+            |s| seconds(s.debt_ns),
+            "Of it what who comes next waits for.",
+        ),
+        ("braidfs_tenant_serving_waits", "_total", "counter", |s| s.waits.to_string(), "Requests that waited for it."),
+        (
+            "braidfs_tenant_serving_waited_seconds",
+            "_total",
+            "counter",
+            |s| seconds(s.waited_ns),
+            "How long all of them did.",
+        ),
+    ];
+    for (name, suffix, kind, of, help) in all {
+        t.family(name, kind, help);
+        for tenant in tenants.iter().filter(|t| t.serving.ns_per_second.is_some()) {
+            t.line(&format!("{name}{suffix}"), &[("tenant", &tenant.name)], of(&tenant.serving));
+        }
+    }
 }
 
 fn domains(t: &mut Text, domains: &[Domain]) {
@@ -250,7 +292,7 @@ mod tests {
             "quotas": [{"user": 1000, "used": 4096, "space": 8192}, {"group": 1000, "inodes": 3, "inodes_max": 2, "grace_is_over": true},
                        {"project": 7, "directory": 99, "used": 1}],
             "tenants": [{"name": "free", "used": 4096},
-                        {"name": "web\n", "domain": 1, "space": 8192, "written": {"requests_per_second": 10, "bytes": 7, "waited_ns": 1_500_000_000}}]}))
+                        {"name": "web\n", "domain": 1, "space": 8192, "devices": [0, 2], "elsewhere": 4096, "serving": {"ns_per_second": 500_000_000, "ns": 7, "waits": 3}, "written": {"requests_per_second": 10, "bytes": 7, "waited_ns": 1_500_000_000}}]}))
         .unwrap()
     }
 
@@ -300,6 +342,10 @@ mod tests {
         assert_eq!(of("braidfs_tenant_limit_bytes{tenant=\"web\\n\"}"), 8192.0);
         assert_eq!(of("braidfs_tenant_charged_bytes_total{tenant=\"web\\n\",way=\"write\"}"), 7.0);
         assert_eq!(of("braidfs_tenant_waited_seconds_total{tenant=\"web\\n\",way=\"write\"}"), 1.5);
+        assert_eq!(of("braidfs_tenant_serving_limit_ratio{tenant=\"web\\n\"}"), 0.5);
+        assert_eq!(of("braidfs_tenant_serving_seconds_total{tenant=\"web\\n\"}"), 7e-9);
+        assert_eq!(of("braidfs_tenant_elsewhere_bytes{tenant=\"web\\n\"}"), 4096.0);
+        assert!(!values.keys().any(|k| k.contains("serving") && k.contains("free")));
         assert_eq!(of("braidfs_quota_used_bytes{kind=\"user\",id=\"1000\"}"), 4096.0);
         assert_eq!(of("braidfs_quota_limit_bytes{kind=\"user\",id=\"1000\"}"), 8192.0);
         assert_eq!(of("braidfs_quota_inodes{kind=\"group\",id=\"1000\"}"), 3.0);

@@ -198,6 +198,30 @@ pub struct Tenant {
     pub read: Rate,
     /// What it writes.
     pub written: Rate,
+    /// Processor time that is spent on it, while that is limited.
+    pub serving: Serving,
+    /// Numbers of the devices that it may use; none: all.
+    pub devices: Vec<u16>,
+    /// Block groups that it has on others, and bytes in them.
+    pub elsewhere_groups: u32,
+    /// See `elsewhere_groups`.
+    pub elsewhere: u64,
+}
+
+/// What the server spends on a tenant.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Serving {
+    /// Most nanoseconds of processor time in a second, if there is a limit.
+    pub ns_per_second: Option<u64>,
+    /// Spent since the mount.
+    pub ns: u64,
+    /// Spent, and what who comes next waits for.
+    pub debt_ns: u64,
+    /// Requests that waited.
+    pub waits: u64,
+    /// How long all of them did.
+    pub waited_ns: u64,
 }
 
 /// What a user, a group or a directory uses of its limits.

@@ -1,7 +1,7 @@
 //! Tables of what came between two samples.
 
 use crate::text;
-use braidfs_fuse::watch::sample::{Domain, Latency, Operation, Process, Quota, Rate, Sample, Tenant};
+use braidfs_fuse::watch::sample::{Domain, Latency, Operation, Process, Quota, Rate, Sample, Serving, Tenant};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -332,8 +332,21 @@ fn tenant_table(before: &Sample, now: &Sample, sort: Sort, seconds: f64) -> Tabl
     };
     // calls that wait for a limit, on average
     let waiting = |is: &Tenant, was: &Tenant| {
-        let sum = |t: &Tenant| t.read.waited_ns.saturating_add(t.written.waited_ns);
+        let all = |t: &Tenant| [t.read.waited_ns, t.written.waited_ns, t.serving.waited_ns];
+        let sum = |t: &Tenant| all(t).into_iter().fold(0, u64::saturating_add);
         format!("{:.1}", per_second(sum(is), sum(was)) / 1e9)
+    };
+    // of a processor, and of the limit
+    let served = |is: &Serving, was: &Serving| match is.ns_per_second {
+        Some(limit) => {
+            let used = per_second(is.ns, was.ns);
+            format!("{:.0} % {:.0} %", used / 1e7, 100.0 * used / limit.max(1) as f64)
+        }
+        None => "-".into(),
+    };
+    let moving = |t: &Tenant| match t.elsewhere_groups {
+        0 => String::new(),
+        _ => format!(", {} elsewhere", text::size(t.elsewhere)),
     };
     let row = |t: &&Tenant| {
         let (is, was) = (domain_of(now, t.domain), domain_of(before, t.domain));
@@ -352,9 +365,10 @@ fn tenant_table(before: &Sample, now: &Sample, sort: Sort, seconds: f64) -> Tabl
             of(t.inodes, t.inodes_max),
             speed(&t.read, &was_of(t).read),
             speed(&t.written, &was_of(t).written),
+            served(&t.serving, &was_of(t).serving),
             waiting(t, &was_of(t)),
             rate(per_second(is.commits, was.commits)),
-            state(&is),
+            state(&is) + &moving(t),
         ]
     };
     Table {
@@ -370,6 +384,7 @@ fn tenant_table(before: &Sample, now: &Sample, sort: Sort, seconds: f64) -> Tabl
             "of limit",
             "read/s",
             "written/s",
+            "served",
             "waiting",
             "commits/s",
             "state",
@@ -475,6 +490,8 @@ pub mod tests {
             "tenants": [{"name": "free", "domain": 0, "used": 4096, "inodes": 1},
                         {"name": "web\u{1b}[2J", "domain": 0, "used": 1 << 20, "space": 4 << 20, "inodes": 10, "inodes_max": 1000},
                         {"name": "mail", "domain": 1, "used": 1 << 20, "space": 4 << 20, "inodes": 1200, "inodes_max": 1000,
+                         "devices": [0], "elsewhere_groups": 2, "elsewhere": 1 << 20,
+                         "serving": {"ns_per_second": 500_000_000, "ns": 450_000_000, "waits": 3, "waited_ns": 500_000_000},
                          "written": {"bytes_per_second": 4 << 20, "requests_per_second": 100, "bytes": 2 << 20, "requests": 80, "waited_ns": 1_500_000_000u64}}]});
         (serde_json::from_value(before).unwrap(), serde_json::from_value(now).unwrap())
     }
@@ -517,20 +534,21 @@ pub mod tests {
         let tenants: Vec<_> = text.lines().skip_while(|l| !l.starts_with("tenant")).collect();
         assert_eq!(
             tenants[0].split_whitespace().collect::<Vec<_>>().join(" "),
-            "tenant domain per s p50 p99 used of limit inodes of limit read/s written/s waiting commits/s state"
+            "tenant domain per s p50 p99 used of limit inodes of limit read/s written/s served waiting commits/s state"
         );
         let row = |n: usize| view.tenants.rows[n].join(" | ");
         assert_eq!(
             row(0),
-            "mail | 1 | 10 | 590 µs | 109 ms | 1 MiB | 25 % | 1200 | 120 % | - | 2 MiB 80 % | 1.5 | 0 | FAILED"
+            "mail | 1 | 10 | 590 µs | 109 ms | 1 MiB | 25 % | 1200 | 120 % | - | 2 MiB 80 % | 45 % 90 % | 2.0 | 0 | FAILED, 1 MiB elsewhere"
         );
         assert!(
             row(1).starts_with("web")
-                && row(1).ends_with("| 0 | 10 | 1.3 µs | 1.3 µs | 1 MiB | 25 % | 10 | 1 % | - | - | 0.0 | 2.0 | ok"),
+                && row(1)
+                    .ends_with("| 0 | 10 | 1.3 µs | 1.3 µs | 1 MiB | 25 % | 10 | 1 % | - | - | - | 0.0 | 2.0 | ok"),
             "{}",
             row(1)
         );
-        assert_eq!(row(2), "free | 0 | 10 | 1.3 µs | 1.3 µs | 4 KiB | - | 1 | - | - | - | 0.0 | 2.0 | ok");
+        assert_eq!(row(2), "free | 0 | 10 | 1.3 µs | 1.3 µs | 4 KiB | - | 1 | - | - | - | - | 0.0 | 2.0 | ok");
         assert_eq!(View::new(&before, &now, Sort::Name, &names).tenants.rows[0][0], "free");
         // who has none is shown none
         assert_eq!(view.tabs().last(), Some(&Tab::Tenants));
