@@ -79,7 +79,7 @@ fn nothing_is_asked_of_the_device() {
     assert!((counted.counters() - before).flushes > 0 && v.cache_use().dirty == 2 * 1000 * BLOCK);
     let whole = tree(&v, t).unwrap();
     drop(n);
-    close(v, &[device.clone()]);
+    close(v, std::slice::from_ref(&device));
     let v = mount(&device);
     assert_eq!(tree(&v, t).unwrap(), whole);
     close(v, &[device]);
@@ -108,7 +108,7 @@ fn memory_is_given_back_without_a_journal() {
     assert!(checkpoints > 0 && checkpoints < now.commits - first.commits, "{checkpoints} checkpoints");
     assert_eq!(now.journal_used, 0);
     let whole = tree(&v, t).unwrap();
-    close(v, &[device.clone()]);
+    close(v, std::slice::from_ref(&device));
     let v = mount(&device);
     assert_eq!(tree(&v, t).unwrap(), whole);
     // what it writes after a checkpoint of that kind is no more than before
@@ -144,7 +144,7 @@ fn its_room_comes_back() {
     v.sync().unwrap();
     fill(&v, &file(&v, t, "f"), ALL);
     v.crash();
-    fsck(&[device.clone()]).unwrap();
+    fsck(std::slice::from_ref(&device)).unwrap();
     let v = mount(&device);
     assert!(tree(&v, t).unwrap().is_empty() && v.tenant("t").unwrap().used < MIB);
     let n = file(&v, ROOT, "n");
@@ -221,7 +221,7 @@ fn it_gets_a_journal() {
         }
         drop(open);
         v.crash();
-        fsck(&[device.clone()]).unwrap();
+        fsck(std::slice::from_ref(&device)).unwrap();
         let v = mount(&device);
         assert_eq!(tree(&v, t).unwrap(), whole);
         let f = file(&v, t, "synced");
@@ -242,7 +242,7 @@ fn it_gets_a_journal() {
         }
         v.rmdir(ROOT, b"d").unwrap();
         v.sync().unwrap();
-        close(v, &[device.clone()]);
+        close(v, std::slice::from_ref(&device));
     }
 }
 
@@ -276,7 +276,7 @@ fn read_only_is_a_rest() {
     to(&v, false);
     v.write(&file(&v, t, "h"), 0, &[1; 9000]).unwrap();
     let whole = tree(&v, t).unwrap();
-    close(v, &[device.clone()]);
+    close(v, std::slice::from_ref(&device));
     let v = mount(&device);
     assert_eq!(tree(&v, t).unwrap(), whole);
     close(v, &[device]);
@@ -304,7 +304,7 @@ fn its_directory_comes_back() {
             seen.push(is);
         }
         v.crash();
-        fsck(&[device.clone()]).unwrap();
+        fsck(std::slice::from_ref(&device)).unwrap();
         v = mount(&device);
         assert!(tree(&v, t).unwrap().is_empty());
         assert_eq!(v.lookup(ROOT, &name).unwrap().ino, t);
@@ -336,9 +336,9 @@ fn its_blocks_move() {
         drop(n);
         if crash {
             v.crash();
-            fsck(&[device.clone()]).unwrap();
+            fsck(std::slice::from_ref(&device)).unwrap();
         } else {
-            close(v, &[device.clone()]);
+            close(v, std::slice::from_ref(&device));
         }
         let v = mount(&device);
         assert_eq!(tree(&v, t).unwrap(), if crash { Default::default() } else { whole });
@@ -348,7 +348,7 @@ fn its_blocks_move() {
         let _ = v.unlink(t, b"b");
         v.tenant_remove("t").unwrap();
         v.rmdir(ROOT, b"d").unwrap();
-        close(v, &[device.clone()]);
+        close(v, std::slice::from_ref(&device));
     }
 }
 
@@ -383,7 +383,7 @@ fn the_mode_decides_where_overwrites_go() {
     assert_eq!(set(Some(JournalMode::Data)), Some(JournalMode::Data));
     assert!(overwrite(5));
     drop(f);
-    close(v, &[device.clone()]);
+    close(v, std::slice::from_ref(&device));
     let v = mount(&device);
     assert_eq!(v.tenant("t").unwrap().budget, of(Some(JournalMode::Data)));
     assert_eq!(v.super_block().incompat.get(), 0);
@@ -402,7 +402,7 @@ fn older_programs_refuse_the_volume() {
     v.crash();
     let v = mount(&device);
     v.tenant_remove("t").unwrap();
-    close(v, &[device.clone()]);
+    close(v, std::slice::from_ref(&device));
     let v = mount(&device);
     assert_eq!(v.super_block().incompat.get(), 2);
     close(v, &[device]);
