@@ -245,7 +245,7 @@ impl Budget {
             let came = self.now();
             let (time, time_place) = self.meter.lock().serving.come(came);
             let (budget, way) = (self.clone(), Way::Read);
-            Turn { budget, way, taken: [0; 2], ahead: 0, place: [0; 2], time, time_place, came }
+            Turn { budget, way, taken: [0; 2], ahead: 0, place: [0; 2], rated: false, time, time_place, came }
         })
     }
 
@@ -356,6 +356,8 @@ pub struct Turn {
     /// Bytes beside these that were paid ahead.
     ahead: u64,
     place: [u64; 2],
+    /// The device is limited, so that a wait is one for it: also one that a change of the limit ends.
+    rated: bool,
     /// Processor time that it takes as others did, ns, and its place for that; nothing where that has no limit.
     time: u64,
     time_place: u64,
@@ -373,7 +375,8 @@ impl Turn {
         let place = [bytes.take(came, taken[BYTES]), requests.take(came, taken[REQUESTS])];
         let (time, time_place) = if served && budget.is_timed() { m.serving.come(came) } else { (0, 0) };
         drop(m);
-        Self { budget, way, taken, ahead, place, time, time_place, came }
+        let rated = budget.is_on() && place != [0; 2];
+        Self { budget, way, taken, ahead, place, rated, time, time_place, came }
     }
 
     /// How long it is until then, as things are; `None`: now.
@@ -417,7 +420,7 @@ impl Turn {
         let waited = Duration::from_nanos(now.saturating_sub(self.came));
         if waited > Duration::from_micros(50) {
             let mut m = self.budget.meter.lock();
-            if self.budget.is_on() && self.place != [0; 2] {
+            if self.rated {
                 m.waits[self.way as usize] += 1;
                 m.waited[self.way as usize] += waited;
             }
