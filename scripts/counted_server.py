@@ -66,23 +66,25 @@ def counted_server(work, options="", env=None, tool="cachegrind", out=None, size
     it, and counts the instructions of the server from its start to its end. `out`: where valgrind's profile goes."""
     image, mnt, launcher = work / "counted.img", work / "counted", work / "launcher"
     out = out or work / "valgrind.out"
-    for old in (image, out):
+    for old in (image, *out.parent.glob(f"{out.name}*")):
         old.unlink(missing_ok=True)
     mnt.mkdir(exist_ok=True)
     if not launcher.exists():
         built(launcher, LAUNCHER)
     subprocess.run([BINARY, "mkfs", "--quiet", "--size", size, image], check=True)
     more = {"cachegrind": ["--cache-sim=no"], "callgrind": ["--separate-threads=no"]}[tool]
-    valgrind = ["valgrind", f"--tool={tool}", *more, f"--{tool}-out-file={out}", "--log-file=/dev/null"]
+    valgrind = ["valgrind", f"--tool={tool}", *more, f"--{tool}-out-file={out}.%p", "--log-file=/dev/null"]
     mount = [BINARY, "mount", "--foreground", "-o", OPTIONS + options, image, mnt]
     server = subprocess.Popen([launcher, *valgrind, *mount], env=dict(os.environ, BRAIDFS_LOG="error", **(env or {})))
-    counted = Counted(mnt)
+    counted, guards = Counted(mnt), []
     try:
         deadline = time.monotonic() + 120
         while not os.path.ismount(mnt):
             if server.poll() is not None or time.monotonic() > deadline:
                 sys.exit("the server under valgrind does not mount (is valgrind there, and is this root?)")
             time.sleep(0.05)
+        # counted, too, and by itself: it ends after the server
+        guards = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
         yield counted
     finally:
         subprocess.run(["umount", mnt], check=False, stderr=subprocess.DEVNULL)
@@ -91,6 +93,15 @@ def counted_server(work, options="", env=None, tool="cachegrind", out=None, size
         if server.poll() is None:
             server.send_signal(signal.SIGKILL)
             server.wait()
+    deadline = time.monotonic() + 20
+    while any(os.path.exists(f"/proc/{guard}") for guard in guards) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    with contextlib.suppress(FileNotFoundError):
+        Path(f"{out}.{server.pid}").replace(out)
+    for guard in guards:
+        Path(f"{out}.{guard}").unlink(missing_ok=True)
+    if not out.exists():
+        sys.exit(f"valgrind did not count: {out}")
     summary = re.search(r"^summary: (\d+)", out.read_text(), re.M)
     if not summary:
         sys.exit(f"valgrind did not count: {out}")
