@@ -9,7 +9,7 @@
 //!
 //! A mount with a parent ([`super`]) needs none: that does the same. Low-level module: fork.
 
-use super::{HeldSignals, LOOK, is_half_dead};
+use super::{HalfDead, HeldSignals, LOOK};
 use crate::daemon::{fork_process, leave_terminal};
 use crate::mount::abort;
 use crate::mount_table::MountId;
@@ -130,8 +130,7 @@ fn watch(served: Pid, mut pipe: File, in_background: bool) -> io::Result<()> {
         rustix::process::chdir("/")?;
     }
     let mut watched = Watched::default();
-    // twice: it may be just about to end
-    let mut half_dead = 0;
+    let mut half_dead = HalfDead::of(served);
     loop {
         let fd = &mut [PollFd::new(&pipe, PollFlags::IN)];
         match poll(fd, Some(&Timespec { tv_sec: LOOK.as_secs().cast_signed(), tv_nsec: LOOK.subsec_nanos().into() })) {
@@ -141,8 +140,7 @@ fn watch(served: Pid, mut pipe: File, in_background: bool) -> io::Result<()> {
             Err(Errno::INTR) => continue,
             Err(e) => return Err(e.into()),
         }
-        half_dead = if is_half_dead(served) { half_dead + 1 } else { 0 };
-        if half_dead >= 2 {
+        if half_dead.stays() {
             watched.cut_off(served);
         }
     }

@@ -571,7 +571,7 @@ impl Child {
         stopping: &mut bool,
         mounted: Option<MountId>,
     ) -> io::Result<WaitStatus> {
-        let mut half_dead = 0;
+        let mut half_dead = HalfDead::of(self.pid);
         loop {
             if let Some(status) = self.status {
                 return Ok(status);
@@ -581,9 +581,7 @@ impl Child {
                 return Ok(status);
             }
             self.take_signal(signals, LOOK, stopping)?;
-            // twice: it may be just about to end
-            half_dead = if is_half_dead(self.pid) { half_dead + 1 } else { 0 };
-            if half_dead >= 2
+            if half_dead.stays()
                 && let Some(id) = mounted
             {
                 tracing::error!("the serving process was killed and waits for itself: its connection is cut off");
@@ -605,6 +603,25 @@ impl Child {
             }
         }
         Ok(())
+    }
+}
+
+/// A process that may have been killed and wait for itself.
+struct HalfDead {
+    pid: Pid,
+    /// How often in a row it was half dead.
+    times: u32,
+}
+
+impl HalfDead {
+    fn of(pid: Pid) -> Self {
+        Self { pid, times: 0 }
+    }
+
+    /// Whether it is half dead, and was so when it was last looked at: once, it may be just about to end.
+    fn stays(&mut self) -> bool {
+        self.times = if is_half_dead(self.pid) { self.times + 1 } else { 0 };
+        self.times >= 2
     }
 }
 
