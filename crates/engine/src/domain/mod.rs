@@ -403,7 +403,7 @@ impl Domain {
     }
     /// The mlog for what this thread writes next: its own, where nothing is to be said against that ([`Space::pick_log`]).
     pub fn pick_mlog(&self) -> usize {
-        self.space.pick_log(self.shared.unclaimed.load(Ordering::Relaxed) == 0)
+        self.space.pick_log(self.shared.unclaimed_on(self.devices()) == 0)
     }
 
     /// Waits until the journal has room for another operation, doing the commit and checkpoint itself if need be; then
