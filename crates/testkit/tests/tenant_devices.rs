@@ -2,7 +2,8 @@
 
 use braidfs::store::interface::LiveVolume;
 use braidfs::{
-    Cred, DeviceSet, Error, FileKind, InodeNo, MkfsOptions, MountOptions, OpenFile, SetAttr, TenantBudget, Volume,
+    Cred, DeviceSet, Error, FileKind, InodeNo, JournalMode, MkfsOptions, MountOptions, OpenFile, SetAttr, TenantBudget,
+    Volume,
 };
 use braidfs_device::Device;
 use braidfs_testkit::small::{self, ALL, BLOCK, MIB, ROOT, close, content, file, fill, holds, memory};
@@ -239,6 +240,10 @@ fn the_last_device_of_a_tenant_stays() {
     assert!(on[1] > 1 && on[2] == 0, "{on:?}");
     assert!(text(allow(&v, &[2])).contains("device 2 is being drained"));
     assert!(text(allow(&v, &[3])).contains("has 3 devices"));
+    // together with another change none of both is made
+    let both = v.tenant_change("t", |b| (b.devices, b.journal) = (set(&[3]), Some(JournalMode::Data)));
+    assert!(text(both).contains("has 3 devices"));
+    assert_eq!(v.tenant("t").unwrap().budget.journal, None);
     let size = v.getattr(f.ino()).unwrap().size;
     v.remove_device(2, &|_, _| true).unwrap();
     assert_eq!(v.tenant("t").unwrap().budget.devices, set(&[1]));

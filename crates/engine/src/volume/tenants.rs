@@ -211,6 +211,10 @@ impl Volume {
         binding.set_budget(budget);
         binding.look_at_soft(d.space.used(), i.seconds());
         let before = i.room_and_promised(&d);
+        if moves {
+            // nothing is changed where the devices cannot be; once more when they are
+            i.check_devices(&i.bat.lock(), budget.devices)?;
+        }
         if binding.journal != journal {
             // it writes, for which it may claim groups: devices change behind it
             let to = std::mem::replace(&mut binding.devices, devices);
@@ -547,14 +551,17 @@ impl MountedVolume {
         if before == Some(JournalMode::Scratch) {
             // all that is there is durable before the header says that it will be there
             to.root_record.clear();
-            d.end_scratch()?;
-            d.checkpoint()?;
-            if let Err(e) = d.bind(Some(to)) {
-                d.begin_scratch();
-                return Err(e);
-            }
-            d.close_border(false);
-            return Ok(());
+            let kept = d.end_scratch().and_then(|()| d.checkpoint()).and_then(|()| d.bind(Some(to)));
+            return match kept {
+                Ok(()) => {
+                    d.close_border(false);
+                    Ok(())
+                }
+                Err(e) => {
+                    d.begin_scratch();
+                    Err(e)
+                }
+            };
         }
         // data that commits left alone until now, and what has no other place to go to
         d.flush_all()?;
