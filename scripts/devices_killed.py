@@ -10,7 +10,6 @@ goes on to its end, and fsck finds nothing again. Exit code 1 after a failure; t
 """
 
 import json
-import random
 import subprocess
 import sys
 import time
@@ -57,14 +56,7 @@ class Pair:
         return len(json.loads(text)["devices"])
 
     def fsck(self, when):
-        end = time.monotonic() + 10
-        while True:
-            code, text = self.command("fsck", "-f", "-n", *self.paths(), ok=None)
-            if not code:
-                return
-            if "in use by another" not in text or time.monotonic() > end:
-                raise Failed(f"fsck {when}: exit code {code}: {text.strip()[-300:]}")
-            time.sleep(0.05)
+        kill_rounds.fsck(self.own, when, *self.paths()[1:])
 
     def mount(self):
         run(self.own.binary, "mount", "-o", "cache=through", *self.paths(), self.own.mnt, timeout=60)
@@ -172,20 +164,14 @@ def one_round(pair, rng, number, synced):
 
 def rounds(own, count, seed):
     """The rounds; how many left the change done."""
-    rng = random.Random(seed)
-    pair, new, synced = Pair(own), 0, set()
+    pair, synced = Pair(own), set()
     own.mkfs("--domains", "2", "--group-size", "4M")
     pair.second.unlink(missing_ok=True)
     try:
-        for number in range(count):
-            try:
-                new += one_round(pair, rng, number, synced)
-            except (Failed, OSError) as error:
-                raise Failed(f"round {number} of seed {seed}: {error}") from None
+        return kill_rounds.in_turn(count, seed, lambda rng, number: one_round(pair, rng, number, synced))
     finally:
         own.force_down()
         pair.second.unlink(missing_ok=True)
-    return new
 
 
 if __name__ == "__main__":

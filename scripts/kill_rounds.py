@@ -8,7 +8,7 @@ import sys
 import time
 
 import fslib
-from fslib import Failed
+from fslib import Failed, run
 
 
 def content(name):
@@ -56,15 +56,28 @@ def all_there(own, synced):
             raise Failed(f"{name}: synced, and of other content")
 
 
-def fsck(own, when):
-    code, text = own.fsck("-f", "-n")
+def fsck(own, when, *more):
+    """fsck of the volume, whose other devices are `more`, finds nothing."""
+    look = lambda: run(own.binary, "fsck", "-f", "-n", own.image, *more, ok=None)  # noqa: E731
+    code, text = look()
     # requests of a killed process keep its file open, and locked, a little longer than it lives
     end = time.monotonic() + 10
     while code and "in use by another" in text and time.monotonic() < end:
         time.sleep(0.05)
-        code, text = own.fsck("-f", "-n")
+        code, text = look()
     if code:
         raise Failed(f"fsck {when}: exit code {code}: {text.strip()[-300:]}")
+
+
+def in_turn(count, seed, one_round):
+    """`one_round(rng, number)`, `count` times: how many left the change done. What fails says which round of which seed."""
+    rng, new = random.Random(seed), 0
+    for number in range(count):
+        try:
+            new += one_round(rng, number)
+        except (Failed, OSError) as error:
+            raise Failed(f"round {number} of seed {seed}: {error}") from None
+    return new
 
 
 def main(name, rounds, need, size, told):

@@ -12,7 +12,6 @@ growths. Exit code 1 after a failure; the commands stand in target/resize-kill.l
 
 import json
 import os
-import random
 import re
 import subprocess
 import sys
@@ -95,17 +94,15 @@ def one_round(own, rng, number, synced):
 
 def rounds(own, count, seed):
     """The rounds; how many left the new size."""
-    rng = random.Random(seed)
-    new, synced = 0, set()
-    for number in range(count):
-        try:
-            if number == 0 or size_of(own) >= LAST:
-                own.mkfs("--domains", "2", "--group-size", "4M")
-                synced = set()
-            new += one_round(own, rng, number, synced)
-        except (Failed, OSError) as error:
-            raise Failed(f"round {number} of seed {seed}: {error}") from None
-    return new
+    synced = set()
+
+    def one(rng, number):
+        if number == 0 or size_of(own) >= LAST:
+            own.mkfs("--domains", "2", "--group-size", "4M")
+            synced.clear()
+        return one_round(own, rng, number, synced)
+
+    return kill_rounds.in_turn(count, seed, one)
 
 
 if __name__ == "__main__":

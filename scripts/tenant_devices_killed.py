@@ -11,7 +11,6 @@ may not, and fsck finds nothing again. Exit code 1 after a failure; the commands
 """
 
 import json
-import random
 import shutil
 import subprocess
 import sys
@@ -53,14 +52,7 @@ class Pair:
         wait_for(f"{self.own.mnt} mounted", self.own.alive, 10)
 
     def fsck(self, when):
-        end = time.monotonic() + 10
-        while True:
-            code, text = run(self.own.binary, "--log", "error", "fsck", "-f", "-n", self.own.image, self.second, ok=None)
-            if not code:
-                return
-            if "in use by another" not in text or time.monotonic() > end:
-                raise Failed(f"fsck {when}: exit code {code}: {text.strip()[-300:]}")
-            time.sleep(0.05)
+        kill_rounds.fsck(self.own, when, self.second)
 
     def show(self):
         _, text = run(self.own.binary, "tenant", "show", "--json", self.own.mnt, NAME)
@@ -137,19 +129,13 @@ def one_round(pair, rng, number, synced):
 
 def rounds(own, count, seed):
     """The rounds; how many left the change done."""
-    rng = random.Random(seed)
-    pair, new, synced = Pair(own), 0, set()
+    pair, synced = Pair(own), set()
     pair.make()
     try:
-        for number in range(count):
-            try:
-                new += one_round(pair, rng, number, synced)
-            except (Failed, OSError) as error:
-                raise Failed(f"round {number} of seed {seed}: {error}") from None
+        return kill_rounds.in_turn(count, seed, lambda rng, number: one_round(pair, rng, number, synced))
     finally:
         own.force_down()
         pair.second.unlink(missing_ok=True)
-    return new
 
 
 if __name__ == "__main__":

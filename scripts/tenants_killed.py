@@ -11,7 +11,6 @@ the commands stand in target/tenant-kill.log.
 """
 
 import json
-import random
 import shutil
 import subprocess
 import sys
@@ -121,16 +120,15 @@ def one_round(own, rng, number, there, synced):
 
 def rounds(own, count, seed):
     """The rounds; how many left the change done."""
-    rng = random.Random(seed)
     own.mkfs("--domains", "2", "--group-size", "4M")
-    new, there, synced = 0, {}, set()
-    for number in range(count):
-        try:
-            there, done = one_round(own, rng, number, there, synced)
-        except (Failed, OSError) as error:
-            raise Failed(f"round {number} of seed {seed}: {error}") from None
-        new += done
-    return new
+    there, synced = {}, set()
+
+    def one(rng, number):
+        nonlocal there
+        there, done = one_round(own, rng, number, there, synced)
+        return done
+
+    return kill_rounds.in_turn(count, seed, one)
 
 
 if __name__ == "__main__":
