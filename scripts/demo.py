@@ -6,6 +6,7 @@ alternately, on images in one directory. Everything is made in one temporary dir
 after a failure or CTRL-C. Exit code 0: every step and every comparison was right.
 """
 
+import concurrent.futures
 import functools
 import hashlib
 import multiprocessing
@@ -75,8 +76,9 @@ def digest(path):
 
 
 def digests(paths):
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        return pool.map(digest, paths, chunksize=256)
+    # not multiprocessing.Pool: its end is a SIGTERM, which one that was just forked can miss (it has our handler), and then waits for ever
+    with concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
+        return list(pool.map(digest, paths, chunksize=256))
 
 
 # Steps: each gets the volume and the shared input, and returns a remark for the table or None --------------------------
