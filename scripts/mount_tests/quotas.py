@@ -173,6 +173,26 @@ def quota_of_inodes_and_other_calls(volume, _top):
 
 
 @check(seconds=120)
+def quota_has_room_for_what_was_removed_before(volume, _top):
+    """At the limit one goes and the next comes: the kernel tells of a removal when it has forgotten the inode, some time after the unlink."""
+    with volume_with(volume) as own:
+        quota(own, "set", *ME, "--inodes", "4")
+
+        def rounds():
+            held = [own.mnt / f"n{n}" for n in range(4)]
+            for n in held:
+                n.touch()
+            with refused(errno.EDQUOT):
+                (own.mnt / "more").touch()
+            for n in range(1000):
+                held.pop(0).unlink()
+                held.append(own.mnt / f"m{n}")
+                held[-1].touch()
+
+        as_nobody(rounds)
+
+
+@check(seconds=120)
 def quota_of_a_directory(volume, _top):
     """What lies below it counts, for root too; nothing is renamed in; mv copies; statvfs tells the limit."""
     with volume_with(volume) as own:

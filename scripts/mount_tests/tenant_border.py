@@ -88,7 +88,7 @@ def read_only_as_the_volume_is_now(volume, _top):
         (point / "f").write_text("after")
         silent("umount", point)
         v.umount()
-        v.mount("ro")
+        v.mount("ro", "transport=dev")
         run(v.binary, "mount", "-o", "remount,rw", v.mnt)
         alone(v, point)
         (point / "f").write_text("once more")

@@ -165,8 +165,11 @@ impl BraidFs {
         }
         let handled = self.handle(req, out, cx);
         // Not whether FORGETs are due now: the last one may have been served since this request looked for room.
-        if handled != Err(Errno::NOSPC) || !self.vol.removed_lately(LATELY) {
+        if !matches!(handled, Err(Errno::NOSPC | Errno::DQUOT)) || !self.vol.removed_lately(LATELY) {
             return handled;
+        }
+        if handled == Err(Errno::DQUOT) {
+            return self.serve_after_forgets(req, out, cx);
         }
         if writes_from_the_cache(req) {
             // Its pages are locked or under writeback: the helper thread may be waiting for just these.
@@ -175,6 +178,20 @@ impl BraidFs {
             return self.handle(req, out, cx);
         }
         self.put_off(req, cx, |fs, _| fs.await_forgets());
+        Ok(Outcome::Deferred)
+    }
+
+    /// Handles a request again that met a limit, since what its owner removed before may still count. No more than what was
+    /// queued is waited for, unlike on a full volume: who asks beyond his limit all the time must not keep others waiting.
+    fn serve_after_forgets(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
+        if self.caught_up() {
+            out.clear();
+            return self.handle(req, out, cx);
+        }
+        if writes_from_the_cache(req) {
+            return Err(Errno::DQUOT);
+        }
+        self.put_off(req, cx, Self::catch_up);
         Ok(Outcome::Deferred)
     }
 
