@@ -176,20 +176,30 @@ def quota_of_inodes_and_other_calls(volume, _top):
 def quota_has_room_for_what_was_removed_before(volume, _top):
     """At the limit one goes and the next comes: the kernel tells of a removal when it has forgotten the inode, some time after the unlink."""
     with volume_with(volume) as own:
-        quota(own, "set", *ME, "--inodes", "4")
+        quota(own, "set", *ME, "--inodes", "4", "--space", str(85 * BLOCK))
+        run(own.binary, "tenant", "create", "--inodes", "5", own.mnt / "t")
+        run(own.binary, "tenant", "create", "--space", str(64 * MIB), own.mnt / "u")
 
-        def rounds():
-            held = [own.mnt / f"n{n}" for n in range(4)]
+        def rounds(top, size, count):
+            held = [top / f"n{n}" for n in range(4)]
             for n in held:
-                n.touch()
-            with refused(errno.EDQUOT):
-                (own.mnt / "more").touch()
-            for n in range(1000):
+                n.write_bytes(b"x" * size)
+            for n in range(count):
                 held.pop(0).unlink()
-                held.append(own.mnt / f"m{n}")
-                held[-1].touch()
+                held.append(top / f"m{n}")
+                held[-1].write_bytes(b"y" * size)
+            with refused(errno.EDQUOT, errno.ENOSPC):
+                (top / "more").write_bytes(b"z" * size)
+                (top / "most").write_bytes(b"z" * size)
+            for n in top.iterdir():
+                n.unlink()
 
-        as_nobody(rounds)
+        own.mnt.joinpath("mine").mkdir(mode=0o777)
+        (own.mnt / "mine").chmod(0o777)
+        as_nobody(lambda: rounds(own.mnt / "mine", 0, 1000))
+        as_nobody(lambda: rounds(own.mnt / "mine", 20 * BLOCK, 300))
+        rounds(own.mnt / "t", 0, 300)
+        rounds(own.mnt / "u", 14 * MIB, 20)
 
 
 @check(seconds=120)

@@ -283,6 +283,13 @@ impl BraidFs {
         }
     }
 
+    /// On the helper thread: what was removed lately, and forgotten, counts for its owners no more.
+    pub(crate) fn end_removals(&self, channel: &Channel) {
+        if self.vol.removed_lately(LATELY) {
+            self.catch_up(channel);
+        }
+    }
+
     /// On the helper thread: [`braidfs::Volume::find_room`], where need be with what removals give back that are about to be
     /// completed.
     ///

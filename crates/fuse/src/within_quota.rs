@@ -166,6 +166,7 @@ impl BraidFs {
             let left = ledger.written_back(writing);
             (blocks, unseen) = (blocks.max(left.blocks), unseen | left.unseen);
         }
+        self.end_removals(fit.later.channel());
         let ino = fit.id.ino();
         // what the file has is known by now
         let need = requester::write_range(fit.thread).and_then(|(offset, len)| {
