@@ -93,6 +93,13 @@ fn see_also(sub: &str, called: &str) -> String {
         "stats" => &["braidfs-top(8)", "mount.braidfs(8)", "braidfs-bench(8)"],
         "top" => &["braidfs-stats(8)", "mount.braidfs(8)"],
         "bench" => &["braidfs-stats(8)"],
+        "label" => &["mkfs.braidfs(8)", "braidfs-probe(8)"],
+        "resize" => &["braidfs-device(8)", "braidfs-info(8)"],
+        "device" => &["braidfs-resize(8)", "braidfs-info(8)", "braidfs-tenant(8)"],
+        "upgrade" => &["mount.braidfs(8)", "braidfs-stats(8)"],
+        "defrag" => &["mount.braidfs(8)", "braidfs-dump(8)"],
+        "quota" => &["braidfs-tenant(8)"],
+        "tenant" => &["mount.braidfs(8)", "braidfs-quota(8)", "braidfs-device(8)"],
         _ => &["braidfs-ls(8)", "braidfs-cat(8)", "braidfs-cp(8)", "braidfs-rm(8)", "braidfs-mkdir(8)"],
     };
     let own = format!("{called}(8)");
