@@ -53,7 +53,7 @@ pub(crate) struct Pass<'a> {
 }
 
 /// Which rolled-forward inodes, and which claims, need nothing.
-struct Consistent {
+struct Settled {
     forwarded: Vec<bool>,
     claims: Vec<bool>,
 }
@@ -106,13 +106,13 @@ impl MountedVolume {
         for v in verdicts.into_iter().flatten() {
             p.carry_out(v)?;
         }
-        let consistent = self.find_consistent(view, &forwarded, &recovered);
-        for (f, _) in forwarded.iter().zip(&consistent.forwarded).filter(|(_, is)| !**is) {
+        let settled = self.settled(view, &forwarded, &recovered);
+        for (f, _) in forwarded.iter().zip(&settled.forwarded).filter(|(_, settled)| !**settled) {
             p.relink_forwarded(f)?;
         }
         let all_claims = recovered.iter().flat_map(|r| &r.claims);
-        for (c, _) in all_claims.zip(&consistent.claims).filter(|(_, is)| !**is) {
-            p.enforce_claim(c)?;
+        for (c, _) in all_claims.zip(&settled.claims).filter(|(_, settled)| !**settled) {
+            p.enforce(c)?;
         }
         for n in recovered.iter().flat_map(|r| &r.remote) {
             if let Ok(Some(c)) = self.find(*n) {
@@ -187,12 +187,12 @@ impl MountedVolume {
     /// Looks by several threads for what is as it should be: mostly all of it, as a synced file mostly has the name that it
     /// had. What follows changes an entry only to name an inode from which no name was taken, and takes a link away only where
     /// another inode has the name: neither makes that necessary which is not. Errors are met again there.
-    fn find_consistent(&self, view: View<'_>, forwarded: &[Forwarded], recovered: &[Recovered]) -> Consistent {
+    fn settled(&self, view: View<'_>, forwarded: &[Forwarded], recovered: &[Recovered]) -> Settled {
         let claims: Vec<&Claim> = recovered.iter().flat_map(|r| &r.claims).collect();
-        let mut found = Consistent { forwarded: vec![false; forwarded.len()], claims: vec![false; claims.len()] };
+        let mut settled = Settled { forwarded: vec![false; forwarded.len()], claims: vec![false; claims.len()] };
         let workers = &self.shared.workers;
         if workers.threads_for(forwarded.len() + claims.len(), FEW_INODES) == 1 {
-            return found;
+            return settled;
         }
         // By the domain of the directory that is looked at, so that no two threads want the lock of one.
         let mut by_domain: Vec<(Vec<usize>, Vec<usize>)> = vec![Default::default(); self.domains.len()];
@@ -213,10 +213,10 @@ impl MountedVolume {
             Ok::<_, Error>((files, names))
         };
         for (files, names) in workers.each(by_domain.len(), 1, one).unwrap_or_default() {
-            files.into_iter().for_each(|i| found.forwarded[i] = true);
-            names.into_iter().for_each(|i| found.claims[i] = true);
+            files.into_iter().for_each(|i| settled.forwarded[i] = true);
+            names.into_iter().for_each(|i| settled.claims[i] = true);
         }
-        found
+        settled
     }
 
     /// Takes away the tombstones and exchanges that recovery has carried out, durably.
@@ -298,7 +298,7 @@ impl View<'_> {
         Ok(true)
     }
 
-    /// Whether [`Pass::enforce_claim`] would find nothing to do.
+    /// Whether [`Pass::enforce`] would find nothing to do.
     fn is_enforced(self, claim: &Claim) -> Result<bool> {
         let Link { parent, name } = &claim.link;
         let Some(d) = self.dir(*parent)? else { return Ok(true) };
@@ -434,14 +434,14 @@ impl Pass<'_> {
     }
 
     /// An entry that names an inode from which a synced one took the name ([`Self::is_taken`]) goes, and so does the link.
-    fn enforce_claim(&mut self, claim: &Claim) -> Result<()> {
+    fn enforce(&mut self, claim: &Claim) -> Result<()> {
         let Some(d) = self.dir(claim.link.parent)? else { return Ok(()) };
         let Some(e) = self.find(&d, &claim.link.name)? else { return Ok(()) };
         let Some(x) = self.live((&e).into())? else { return Ok(()) };
         let named = x.state.read().has_link(claim.link.parent, &claim.link.name);
         if named && self.is_taken(claim.link.parent, &claim.link.name, &x) {
             self.drop_entry(claim.link.parent, &claim.link.name, &x)?;
-            self.lose_name(&x, claim.link.parent, &claim.link.name)?;
+            self.lose(&x, claim.link.parent, &claim.link.name)?;
         }
         Ok(())
     }
@@ -509,12 +509,12 @@ impl Pass<'_> {
         }
         let Some(d) = self.dir(dir)? else {
             // its directory never came to be: nothing below it was synced
-            return self.lose_name(c, dir, name);
+            return self.lose(c, dir, name);
         };
         if self.is_taken(dir, name, c) {
             // the entry may be gone already, with the directory's own domain
             self.drop_entry(dir, name, c)?;
-            return self.lose_name(c, dir, name);
+            return self.lose(c, dir, name);
         }
         let old = self.find(&d, name)?;
         if let Some(o) = &old {
@@ -525,12 +525,12 @@ impl Pass<'_> {
                 && x.state.read().has_link(dir, name)
             {
                 if rules::holder_keeps(x.state.read().link_seq, c.state.read().link_seq) {
-                    return self.lose_name(c, dir, name);
+                    return self.lose(c, dir, name);
                 }
-                self.lose_name(&x, dir, name)?;
+                self.lose(&x, dir, name)?;
             }
         }
-        self.record_hint(dir, name, c);
+        self.note(dir, name, c);
         if self.enter(&d).is_none() {
             return Ok(());
         }
@@ -543,7 +543,7 @@ impl Pass<'_> {
 
     /// Has the journals of both sides say that a name changed over domains: the recovery transactions do not become
     /// durable together, and after a crash between them the sides are compared again.
-    fn record_hint(&self, dir: InodeNo, name: &[u8], c: &Cell) {
+    fn note(&self, dir: InodeNo, name: &[u8], c: &Cell) {
         let Some(dir_domain) = self.mounted.domain_of(dir).map(|d| d.id) else { return };
         if dir_domain == c.domain {
             return;
@@ -557,8 +557,8 @@ impl Pass<'_> {
     }
 
     /// An inode loses a name that it claims.
-    fn lose_name(&mut self, c: &Arc<Cell>, dir: InodeNo, name: &[u8]) -> Result<()> {
-        self.record_hint(dir, name, c);
+    fn lose(&mut self, c: &Arc<Cell>, dir: InodeNo, name: &[u8]) -> Result<()> {
+        self.note(dir, name, c);
         let is_dir = c.kind == FileKind::Dir;
         let mut last = false;
         self.change(c, |st| {
@@ -609,7 +609,7 @@ impl Pass<'_> {
                     if let Some(x) = self.live((&e).into())?
                         && x.state.read().has_link(c.ino, &e.name)
                     {
-                        self.lose_name(&x, c.ino, &e.name)?;
+                        self.lose(&x, c.ino, &e.name)?;
                     }
                 }
             }
