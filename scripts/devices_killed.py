@@ -10,43 +10,26 @@ goes on to its end, and fsck finds nothing again. Exit code 1 after a failure; t
 """
 
 import json
-import subprocess
 import sys
 import time
 
 sys.dont_write_bytecode = True
 import kill_rounds  # noqa: E402
-from fslib import Failed, is_running, run, wait_for  # noqa: E402
-from kill_rounds import Writer, all_there  # noqa: E402
+from fslib import Failed, run  # noqa: E402
+from kill_rounds import Change, Pair, Writer, all_there  # noqa: E402
 
 MIB = 1 << 20
 FIRST = 96 * MIB
 MORE = 64 * MIB
 
 
-class Pair:
+class OneOrTwo(Pair):
     """A volume on one device or on two."""
-
-    def __init__(self, own):
-        self.own = own
-        self.second = own.image.with_suffix(".second")
-        # seconds that a command took lately: a program's start alone takes long on a busy machine
-        self.took = {}
-
-    def wait(self, changing, what, rng):
-        """Until a random moment of a command, or its end every third time: then all that it did is durable."""
-        begin = time.monotonic()
-        limit = 20 if rng.randrange(3) == 0 else rng.uniform(0, self.took.get(what, 0.3))
-        while changing.poll() is None and time.monotonic() < begin + limit:
-            time.sleep(0.001)
-        if changing.poll() == 0:
-            self.took[what] = time.monotonic() - begin
 
     def command(self, *args, ok=(0,)):
         return run(self.own.binary, "--log", "error", *args, ok=ok)
 
     def paths(self):
-        """The devices that hold something of the volume."""
         code, _ = self.command("probe", self.second, ok=None)
         return [self.own.image, self.second] if code == 0 else [self.own.image]
 
@@ -55,15 +38,8 @@ class Pair:
         _, text = self.command("info", "--json", *self.paths())
         return len(json.loads(text)["devices"])
 
-    def fsck(self, when):
-        kill_rounds.fsck(self.own, when, *self.paths()[1:])
-
     def mount(self):
-        run(self.own.binary, "mount", "-o", "cache=through", *self.paths(), self.own.mnt, timeout=60)
-        wait_for(f"{self.own.mnt} mounted", self.own.alive, 10)
-
-    def umount(self):
-        self.own.umount()
+        super().mount("cache=through")
 
 
 def arguments(pair, what, place):
@@ -95,7 +71,7 @@ def to_the_end(pair, what, gone):
             pair.mount()
             for name in sorted(gone):
                 (pair.own.mnt / name).unlink(missing_ok=True)
-            pair.umount()
+            pair.own.umount()
             gone.clear()
     if what != "drain" and pair.members() != (2 if what == "add" else 1):
         raise Failed(f"{what}: three more attempts did not do it: {text.strip()[-300:]}")
@@ -120,22 +96,11 @@ def one_round(pair, rng, number, synced):
                     out.write(rng.randbytes(MIB))
                 except OSError:
                     break
-        changing = subprocess.Popen(["true"])
+        changing = Change(own, "--version")
     else:
-        changing = subprocess.Popen(
-            [own.binary, *arguments(pair, what, place)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        pair.wait(changing, what, rng)
-    returned = changing.poll() == 0 and what != "fill"
-    if online:
-        own.kill9()
-        changing.wait()
-        synced.update(writer.synced())
-        run("umount", "-l", own.mnt, ok=None)
-    else:
-        changing.kill()
-        changing.wait()
-        wait_for("end of the command", lambda: not is_running(changing.pid), 10)
+        changing = Change(own, *arguments(pair, what, place))
+        changing.wait(what, rng, 3)
+    returned = changing.kill_daemon(synced, [writer]) if online else changing.kill()
     if not pair.second.exists() and before == 2:
         raise Failed("the device's file has gone")
     pair.fsck("of the killed volume")
@@ -147,7 +112,7 @@ def one_round(pair, rng, number, synced):
     pair.mount()
     all_there(own, synced)
     (own.mnt / "filler").unlink(missing_ok=True)
-    pair.umount()
+    own.umount()
     if what != "fill":
         to_the_end(pair, what, synced)
     pair.mount()
@@ -157,21 +122,17 @@ def one_round(pair, rng, number, synced):
         for name in synced:
             (own.mnt / name).unlink()
         synced.clear()
-    pair.umount()
+    own.umount()
     pair.fsck("afterwards")
     return now != before
 
 
 def rounds(own, count, seed):
     """The rounds; how many left the change done."""
-    pair, synced = Pair(own), set()
+    pair = OneOrTwo(own)
     own.mkfs("--domains", "2", "--group-size", "4M")
     pair.second.unlink(missing_ok=True)
-    try:
-        return kill_rounds.in_turn(count, seed, lambda rng, number: one_round(pair, rng, number, synced))
-    finally:
-        own.force_down()
-        pair.second.unlink(missing_ok=True)
+    return pair.rounds(count, seed, one_round)
 
 
 if __name__ == "__main__":

@@ -93,6 +93,22 @@ def wait_for(what, condition, seconds=30):
         time.sleep(0.02)
 
 
+def fork_for(work):
+    """A child that does `work(pipe)` and ends, by signals as any process; its id, and the end of the pipe to read from."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(writer)
+        return pid, reader
+    try:
+        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(sig, signal.SIG_DFL)
+        os.close(reader)
+        work(writer)
+    finally:
+        os._exit(0)
+
+
 def in_child(function, timeout, on_timeout=None):
     """Calls `function` in a forked child and returns its result or raises its exception.
 

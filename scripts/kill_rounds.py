@@ -1,14 +1,16 @@
 """Rounds in which a daemon is killed: files that were synced before, what must hold of them afterwards, and the program."""
 
+import contextlib
 import hashlib
+import itertools
 import os
 import random
-import signal
+import subprocess
 import sys
 import time
 
 import fslib
-from fslib import Failed, run
+from fslib import Failed, run, wait_for
 
 
 def content(name):
@@ -20,33 +22,91 @@ class Writer:
 
     def __init__(self, top):
         self.top = top
-        self.pipe, writer = os.pipe()
-        self.pid = os.fork()
-        if self.pid:
-            os.close(writer)
-            return
-        try:
-            for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(sig, signal.SIG_DFL)
-            os.close(self.pipe)
-            number = 0
-            while True:
-                number += 1
-                fd = os.open(f"{top}/f{number}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-                os.write(fd, content(f"{top.name}/f{number}"))
+        self.pid, self.pipe = fslib.fork_for(self.write)
+
+    def write(self, pipe):
+        with contextlib.suppress(OSError):
+            for number in itertools.count(1):
+                fd = os.open(f"{self.top}/f{number}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+                os.write(fd, content(f"{self.top.name}/f{number}"))
                 os.fsync(fd)
                 os.close(fd)
-                os.write(writer, b"s")
-        except OSError:
-            pass
-        finally:
-            os._exit(0)
+                os.write(pipe, b"s")
 
     def synced(self):
         """Waits for the child, whose daemon is dead; the names of the files that it synced, from the mount point on."""
         os.waitpid(self.pid, 0)
         with os.fdopen(self.pipe, "rb") as told:
             return {f"{self.top.name}/f{n + 1}" for n in range(len(told.read()))}
+
+
+class Change:
+    """A command that changes a volume, and is killed."""
+
+    # seconds that each kind took lately: a program's start alone takes long on a busy machine
+    took = {}
+
+    def __init__(self, own, *words):
+        self.own = own
+        self.process = subprocess.Popen([own.binary, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.begin = time.monotonic()
+
+    def wait(self, kind, rng, one_in):
+        """Until a random moment of it, or its end once in so many times: then all that it did is durable."""
+        limit = 20 if rng.randrange(one_in) == 0 else rng.uniform(0, self.took.get(kind, 0.3))
+        while self.process.poll() is None and time.monotonic() < self.begin + limit:
+            time.sleep(0.001)
+        if self.has_ended():
+            self.took[kind] = time.monotonic() - self.begin
+
+    def has_ended(self):
+        """Whether it did what it was to do."""
+        return self.process.poll() == 0
+
+    def kill_daemon(self, synced, writers):
+        """kill -9 of the daemon that it asks; `synced` gets what was synced until then. Whether it had ended."""
+        ended = self.has_ended()
+        self.own.kill9()
+        self.process.wait()
+        for writer in writers:
+            synced |= writer.synced()
+        run("umount", "-l", self.own.mnt, ok=None)
+        return ended
+
+    def kill(self):
+        """kill -9 of the command, which does it by itself. Whether it had ended."""
+        ended = self.has_ended()
+        self.process.kill()
+        self.process.wait()
+        return ended
+
+
+class Pair:
+    """A volume on an image file, and maybe on a second one beside it."""
+
+    def __init__(self, own):
+        self.own = own
+        self.second = own.image.with_suffix(".second")
+
+    def paths(self):
+        """The devices that hold something of the volume."""
+        return [self.own.image, self.second]
+
+    def fsck(self, when):
+        fsck(self.own, when, *self.paths()[1:])
+
+    def mount(self, options):
+        run(self.own.binary, "mount", "-o", options, *self.paths(), self.own.mnt, timeout=60)
+        wait_for(f"{self.own.mnt} mounted", self.own.alive, 10)
+
+    def rounds(self, count, seed, one_round):
+        """[`in_turn`] of `one_round(pair, rng, number, names of synced files)`, and no mount or second file is left over."""
+        synced = set()
+        try:
+            return in_turn(count, seed, lambda rng, number: one_round(self, rng, number, synced))
+        finally:
+            self.own.force_down()
+            self.second.unlink(missing_ok=True)
 
 
 def all_there(own, synced):

@@ -13,14 +13,13 @@ growths. Exit code 1 after a failure; the commands stand in target/resize-kill.l
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 
 sys.dont_write_bytecode = True
 import kill_rounds  # noqa: E402
 from fslib import Failed, run  # noqa: E402
-from kill_rounds import Writer, all_there, fsck  # noqa: E402
+from kill_rounds import Change, Writer, all_there, fsck  # noqa: E402
 
 MIB = 1 << 20
 FIRST = 64 * MIB
@@ -62,19 +61,9 @@ def one_round(own, rng, number, synced):
         writer = Writer(top)
         time.sleep(rng.uniform(0, 0.02))
     # on-line the answer comes within some ms, of which most are the program's start
-    growing = subprocess.Popen(
-        [own.binary, "resize", "--quiet", place, str(size)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    growing = Change(own, "resize", "--quiet", place, str(size))
     time.sleep(rng.uniform(0, 0.03 if size > before else 0.1))
-    returned = growing.poll() == 0
-    if online:
-        own.kill9()
-        growing.wait()
-        synced.update(writer.synced())
-        run("umount", "-l", own.mnt, ok=None)
-    else:
-        growing.kill()
-        growing.wait()
+    returned = growing.kill_daemon(synced, [writer]) if online else growing.kill()
     fsck(own, "of the killed volume")
     now = size_of(own)
     if now not in (before, size) or returned and now != size:

@@ -119,26 +119,18 @@ class Worker:
 
 def start(top, seed):
     """Forks a worker below `top`; its pid and the pipe with its steps."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(writer)
-        return pid, reader
-    try:
-        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(sig, signal.SIG_DFL)
-        os.close(reader)
 
+    def work(pipe):
         def tell(step):
             data = pickle.dumps(step)
-            os.write(writer, len(data).to_bytes(4, "little") + data)
+            os.write(pipe, len(data).to_bytes(4, "little") + data)
 
         try:
             Worker(str(top), seed, tell).run()
         except OSError as error:
             tell(("error", error.errno, str(error)))
-    finally:
-        os._exit(0)
+
+    return fslib.fork_for(work)
 
 
 # What must be there -----------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import functools
 import json
 import mmap
 import os
-import signal
 import sys
 import time
 
@@ -30,23 +29,19 @@ LONG = 512 * MIB
 
 def child(begin, until):
     """Runs the work that `begin` gives again and again until that time, in a process of its own; a pipe tells what it did."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(writer)
-        return pid, reader
-    try:
-        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(sig, signal.SIG_DFL)
-        work, done, longest = begin(), 0, 0.0
-        while (before := time.monotonic()) < until:
-            done += work()
-            longest = max(longest, time.monotonic() - before)
-        os.write(writer, json.dumps([done, longest]).encode())
-    except BaseException as error:  # it must not go on as the parent
-        os.write(writer, json.dumps([repr(error), 0]).encode())
-    finally:
-        os._exit(0)
+
+    def again_and_again(pipe):
+        try:
+            work, done, longest = begin(), 0, 0.0
+            while (before := time.monotonic()) < until:
+                done += work()
+                longest = max(longest, time.monotonic() - before)
+            answer = [done, longest]
+        except BaseException as error:  # the parent tells it
+            answer = [repr(error), 0]
+        os.write(pipe, json.dumps(answer).encode())
+
+    return fslib.fork_for(again_and_again)
 
 
 def ended(pid, reader):

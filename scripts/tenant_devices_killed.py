@@ -12,14 +12,13 @@ may not, and fsck finds nothing again. Exit code 1 after a failure; the commands
 
 import json
 import shutil
-import subprocess
 import sys
 import time
 
 sys.dont_write_bytecode = True
 import kill_rounds  # noqa: E402
-from fslib import Failed, run, wait_for  # noqa: E402
-from kill_rounds import Writer, all_there  # noqa: E402
+from fslib import Failed, run  # noqa: E402
+from kill_rounds import Change, Pair, Writer, all_there  # noqa: E402
 
 MIB = 1 << 20
 EACH = 160 * MIB
@@ -32,27 +31,14 @@ def numbers(choice):
     return None if choice == "all" else [int(n) for n in choice.split(",")]
 
 
-class Pair:
-    """A volume on two image files."""
-
-    def __init__(self, own):
-        self.own = own
-        self.second = own.image.with_suffix(".second")
-        # seconds that the command took lately
-        self.took = 0.3
+class TenantsPair(Pair):
+    """With a tenant on it."""
 
     def make(self):
-        for path in (self.own.image, self.second):
+        for path in self.paths():
             with open(path, "wb") as file:
                 file.truncate(EACH)
-        run(self.own.binary, "mkfs", "--quiet", "--force", "--domains", "2", "--group-size", "4M", self.own.image, self.second)
-
-    def mount(self, options):
-        run(self.own.binary, "mount", "-o", options, self.own.image, self.second, self.own.mnt, timeout=60)
-        wait_for(f"{self.own.mnt} mounted", self.own.alive, 10)
-
-    def fsck(self, when):
-        kill_rounds.fsck(self.own, when, self.second)
+        run(self.own.binary, "mkfs", "--quiet", "--force", "--domains", "2", "--group-size", "4M", *self.paths())
 
     def show(self):
         _, text = run(self.own.binary, "tenant", "show", "--json", self.own.mnt, NAME)
@@ -90,20 +76,10 @@ def one_round(pair, rng, number, synced):
     writers = [Writer(top), Writer(outside)]
     time.sleep(rng.uniform(0, 0.03))
     limit = ["--space", rng.choice(("none", "80M"))] if rng.randrange(3) == 0 else []
-    command = [own.binary, "tenant", "set", *limit, "--devices", choice, own.mnt, NAME]
-    changing = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    begin = time.monotonic()
-    most = 20 if rng.randrange(4) == 0 else rng.uniform(0, pair.took)
-    while changing.poll() is None and time.monotonic() < begin + most:
-        time.sleep(0.001)
-    returned = changing.poll() == 0
-    if returned:
-        pair.took = time.monotonic() - begin
-    own.kill9()
-    changing.wait()
-    for writer in writers:
-        synced |= writer.synced()
-    run("umount", "-l", own.mnt, ok=None)
+    command = ["tenant", "set", *limit, "--devices", choice, own.mnt, NAME]
+    changing = Change(own, *command)
+    changing.wait("set", rng, 4)
+    returned = changing.kill_daemon(synced, writers)
     pair.fsck("of the killed volume")
     pair.mount(options)
     now = pair.show()["devices"]
@@ -113,7 +89,7 @@ def one_round(pair, rng, number, synced):
     pair.settle()
     all_there(own, synced)
     if now != numbers(choice):
-        run(*command)
+        run(own.binary, *command)
         pair.settle()
     if pair.show()["devices"] != numbers(choice):
         raise Failed(f"{choice}, once more: {pair.show()['devices']}")
@@ -129,13 +105,9 @@ def one_round(pair, rng, number, synced):
 
 def rounds(own, count, seed):
     """The rounds; how many left the change done."""
-    pair, synced = Pair(own), set()
+    pair = TenantsPair(own)
     pair.make()
-    try:
-        return kill_rounds.in_turn(count, seed, lambda rng, number: one_round(pair, rng, number, synced))
-    finally:
-        own.force_down()
-        pair.second.unlink(missing_ok=True)
+    return pair.rounds(count, seed, one_round)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,13 @@ the commands stand in target/tenant-kill.log.
 
 import json
 import shutil
-import subprocess
 import sys
 import time
 
 sys.dont_write_bytecode = True
 import kill_rounds  # noqa: E402
 from fslib import Failed, run  # noqa: E402
-from kill_rounds import Writer, all_there, fsck  # noqa: E402
+from kill_rounds import Change, Writer, all_there, fsck  # noqa: E402
 
 MIB = 1 << 20
 SIZE = 512 * MIB
@@ -58,7 +57,7 @@ def choose(rng, there, number):
 
 def command(own, change, name):
     places = [own.mnt / name] if change[0] == "create" else [own.mnt, name]
-    return [own.binary, "tenant", *change, *places]
+    return ["tenant", *change, *places]
 
 
 def count_inodes(own, there):
@@ -81,14 +80,9 @@ def one_round(own, rng, number, there, synced):
         synced -= {n for n in synced if n.startswith(f"{top.name}/")}
         writers.append(Writer(top))
     time.sleep(rng.uniform(0, 0.02))
-    changing = subprocess.Popen(command(own, change, name), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    changing = Change(own, *command(own, change, name))
     time.sleep(rng.uniform(0, 0.03))
-    returned = changing.poll() == 0
-    own.kill9()
-    changing.wait()
-    for writer in writers:
-        synced |= writer.synced()
-    run("umount", "-l", own.mnt, ok=None)
+    returned = changing.kill_daemon(synced, writers)
     fsck(own, "of the killed volume")
     own.mount()
     now = tenants(own)
@@ -101,7 +95,7 @@ def one_round(own, rng, number, there, synced):
         if change[0] == "create" and (own.mnt / name).exists():
             # what was made of it is an ordinary directory
             (own.mnt / name).rmdir()
-        run(*command(own, change, name))
+        run(own.binary, *command(own, change, name))
         if tenants(own) != after:
             raise Failed(f"{change[0]} {name}, once more: {tenants(own)}, not {after}")
     if change[0] == "remove":

@@ -1,19 +1,16 @@
 //! Listings of directories.
 
-use crate::arguments::{needed, one, path, put};
-use crate::error::{Fail, closing, count, status};
-use crate::fork::Process;
-use crate::volume::{Volume, foreign, fs};
+use crate::arguments::{needed, path, put};
+use crate::error::{Fail, count, status};
+use crate::handle::Handle;
+use crate::volume::{Volume, fs};
 use braidfs_fs::ReadDir;
 use std::ffi::{c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Mutex, PoisonError};
 
-/// `braidfs_dir` of the header: a listing, with the process that opened it.
-pub struct Dir {
-    entries: Mutex<ReadDir>,
-    process: Process,
-}
+/// `braidfs_dir` of the header: a listing.
+pub type Dir = Handle<Mutex<ReadDir>>;
 
 /// `struct braidfs_dirent` of the header.
 #[repr(C)]
@@ -25,14 +22,6 @@ pub struct Dirent {
     name: [u8; 256],
 }
 
-/// # Safety
-/// The handle is null, or of an open listing.
-unsafe fn dir<'a>(d: *const Dir) -> Result<&'a Dir, Fail> {
-    // SAFETY: as of the caller
-    let d = unsafe { one(d) }?;
-    if d.process.is_this() { Ok(d) } else { Err(foreign()) }
-}
-
 /// `opendir`: begins a listing, which [`braidfs_closedir`] ends.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_opendir(volume: *const Volume, name: *const c_char, out: *mut *mut Dir) -> c_int {
@@ -40,9 +29,8 @@ pub unsafe extern "C" fn braidfs_opendir(volume: *const Volume, name: *const c_c
         needed(out)?;
         // SAFETY: an open volume, a C string
         let entries = unsafe { fs(volume)?.read_dir(path(name)?)? };
-        let handle = Box::into_raw(Box::new(Dir { entries: Mutex::new(entries), process: Process::this() }));
         // SAFETY: room for a pointer
-        unsafe { put(out, handle) }
+        unsafe { put(out, Dir::of(Mutex::new(entries))) }
     })
 }
 
@@ -52,7 +40,7 @@ pub unsafe extern "C" fn braidfs_readdir(d: *const Dir, out: *mut Dirent) -> c_i
     let n = count(|| {
         needed(out)?;
         // SAFETY: an open listing
-        let entries = unsafe { &dir(d)?.entries };
+        let entries = unsafe { Dir::get(d) }?;
         let Some(entry) = entries.lock().unwrap_or_else(PoisonError::into_inner).next() else { return Ok(0) };
         let entry = entry?;
         let bytes = entry.file_name().as_bytes();
@@ -72,14 +60,6 @@ pub unsafe extern "C" fn braidfs_readdir(d: *const Dir, out: *mut Dirent) -> c_i
 /// `closedir`; a null pointer is fine.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_closedir(d: *mut Dir) -> c_int {
-    closing(|| {
-        if d.is_null() {
-            return Ok(());
-        }
-        // SAFETY: of an open listing
-        unsafe { dir(d)? };
-        // SAFETY: of an open listing, which the caller gives up
-        drop(unsafe { Box::from_raw(d) });
-        Ok(())
-    })
+    // SAFETY: of an open listing, which the caller gives up
+    unsafe { Dir::close(d) }
 }

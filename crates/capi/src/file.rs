@@ -1,18 +1,15 @@
 //! Calls on open files: reading, writing, syncing.
 
 use crate::arguments::{bytes, needed, number, offset, path, put, room};
-use crate::error::{Fail, closing, count, end, status};
-use crate::fork::Process;
-use crate::volume::{Volume, foreign, fs};
+use crate::error::{Fail, count, end, status};
+use crate::handle::Handle;
+use crate::volume::{Volume, fs};
 use braidfs_fs::{Advice, FallocMode, OpenOptions};
 use std::ffi::{c_char, c_int, c_void};
 use std::io::{Read, Seek, SeekFrom, Write};
 
-/// `braidfs_file` of the header: an open file, with the process that opened it.
-pub struct File {
-    file: braidfs_fs::File,
-    process: Process,
-}
+/// `braidfs_file` of the header: an open file.
+pub type File = Handle<braidfs_fs::File>;
 
 /// The file behind a handle.
 ///
@@ -20,8 +17,7 @@ pub struct File {
 /// It is null, or of an open file.
 pub unsafe fn file<'a>(f: *const File) -> Result<&'a braidfs_fs::File, Fail> {
     // SAFETY: as of the caller
-    let f = unsafe { crate::arguments::one(f) }?;
-    if f.process.is_this() { Ok(&f.file) } else { Err(foreign()) }
+    unsafe { File::get(f) }
 }
 
 const WRONLY: u32 = 0x1;
@@ -64,25 +60,16 @@ pub unsafe extern "C" fn braidfs_file_open(
         needed(out)?;
         // SAFETY: an open volume, a C string
         let file = unsafe { how(flags, mode)?.open(fs(volume)?, path(name)?)? };
-        let handle = Box::into_raw(Box::new(File { file, process: Process::this() }));
         // SAFETY: room for a pointer
-        unsafe { put(out, handle) }
+        unsafe { put(out, File::of(file)) }
     })
 }
 
 /// `close`; a null pointer is fine. Nothing is synced.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_file_close(f: *mut File) -> c_int {
-    closing(|| {
-        if f.is_null() {
-            return Ok(());
-        }
-        // SAFETY: of an open file
-        unsafe { file(f)? };
-        // SAFETY: of an open file, which the caller gives up
-        drop(unsafe { Box::from_raw(f) });
-        Ok(())
-    })
+    // SAFETY: of an open file, which the caller gives up
+    unsafe { File::close(f) }
 }
 
 /// `pread`: bytes read, fewer than `size` only at the end.

@@ -20,6 +20,7 @@ mod dir;
 mod error;
 mod file;
 mod fork;
+mod handle;
 mod names;
 mod pinned;
 mod volume;

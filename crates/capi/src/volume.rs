@@ -1,24 +1,13 @@
 //! Volumes: making, opening, closing.
 
-use crate::arguments::{needed, one, options, path, put, slice};
+use crate::arguments::{needed, options, path, put, slice};
 use crate::error::{Fail, broken, closing, status};
-use crate::fork::Process;
+use crate::handle::Handle;
 use braidfs_fs::{Fs, Options, StatFs, parse_mkfs};
 use std::ffi::{c_char, c_int};
 
-/// `braidfs_volume` of the header: an open volume, with the process that opened it.
-pub struct Volume {
-    fs: Fs,
-    process: Process,
-}
-
-/// A handle of another process.
-pub fn foreign() -> Fail {
-    Fail::new(
-        libc::EBADF,
-        "the handle was opened by the parent, before a fork: open the volume in the process that uses it",
-    )
-}
+/// `braidfs_volume` of the header: an open volume.
+pub type Volume = Handle<Fs>;
 
 /// The volume behind a handle.
 ///
@@ -26,12 +15,7 @@ pub fn foreign() -> Fail {
 /// It is null, or of an open volume.
 pub unsafe fn fs<'a>(v: *const Volume) -> Result<&'a Fs, Fail> {
     // SAFETY: as of the caller
-    let v = unsafe { one(v) }?;
-    if v.process.is_this() { Ok(&v.fs) } else { Err(foreign()) }
-}
-
-fn handle(fs: Fs) -> *mut Volume {
-    Box::into_raw(Box::new(Volume { fs, process: Process::this() }))
+    unsafe { Volume::get(v) }
 }
 
 /// Makes an image file and a volume in it.
@@ -60,7 +44,7 @@ pub unsafe extern "C" fn braidfs_open(
         let paths = names.iter().map(|p| unsafe { path(*p) }).collect::<Result<Vec<_>, Fail>>()?;
         let fs = Fs::open(&paths, &Options::parse(opts)?)?;
         // SAFETY: room for a pointer
-        unsafe { put(volume, handle(fs)) }
+        unsafe { put(volume, Volume::of(fs)) }
     })
 }
 
@@ -73,7 +57,7 @@ pub unsafe extern "C" fn braidfs_open_memory(size: u64, opts: *const c_char, vol
         let opts = unsafe { options(opts)? };
         let fs = Fs::in_memory(size, &Options::parse(opts)?)?;
         // SAFETY: room for a pointer
-        unsafe { put(volume, handle(fs)) }
+        unsafe { put(volume, Volume::of(fs)) }
     })
 }
 
@@ -85,24 +69,19 @@ pub unsafe extern "C" fn braidfs_close(volume: *mut Volume) -> c_int {
             return Ok(());
         }
         // SAFETY: of an open volume
-        let open = unsafe { &*volume };
-        if !open.process.is_this() {
-            // its memory is a copy, whose threads stayed with the parent: nothing of it may run
-            return Err(foreign());
-        }
-        if open.fs.open_handles() > 0 && !broken() {
+        if unsafe { fs(volume)? }.open_handles() > 0 && !broken() {
             return Err(Fail::new(
                 libc::EBUSY,
                 "files or listings of the volume are still open, or pages of it pinned: close or unpin them first",
             ));
         }
         // SAFETY: of an open volume, which the caller gives up
-        let owned = unsafe { Box::from_raw(volume) };
+        let owned = unsafe { Volume::take(volume) };
         if broken() {
-            owned.fs.abandon();
+            owned.abandon();
             return Ok(());
         }
-        owned.fs.close().map_err(|e| {
+        owned.close().map_err(|e| {
             let e = braidfs_fs::Error::from(e);
             // of a device: the volume is gone, and EBUSY would say that it is there
             let errno = if e.errno() == libc::EBUSY { libc::EIO } else { e.errno() };

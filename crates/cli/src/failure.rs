@@ -4,6 +4,7 @@
 //! that e2fsprogs and util-linux made known, since scripts and `mount(8)`/`fsck(8)` act on them.
 
 use braidfs::Error;
+use rustix::io::Errno;
 use std::fmt::Display;
 use std::io;
 use std::path::Path;
@@ -74,6 +75,19 @@ pub fn host_error(e: &io::Error) -> String {
     match text.split_once(" (os error") {
         Some((message, _)) => lower_first(message),
         None => text,
+    }
+}
+
+/// Why the server of a mount did not do what it was asked; a command that knows better says so first.
+pub fn server_error(e: &io::Error) -> String {
+    match Errno::from_io_error(e) {
+        Some(Errno::PERM) => "only root may, and who mounted it".into(),
+        Some(Errno::NOTTY) => "its server is of an older version: mount it again".into(),
+        Some(Errno::ROFS) => "it is mounted read-only: remount it writable first (mount -o remount,rw)".into(),
+        Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::NODEV) => {
+            "the volume was unmounted, or its server died".into()
+        }
+        _ => host_error(e),
     }
 }
 

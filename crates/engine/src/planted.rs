@@ -119,7 +119,7 @@ pub enum Bug {
     ScratchEmptiedLate,
     /// A name crosses the border of a domain without a journal.
     ScratchBorderOpen,
-    /// A domain that is added is counted before its header is durable. Not in [`Bug::ALL`]: the test kit's `planted_domain`
+    /// A domain that is added is counted before its header is durable. Not in [`Bug::ALL`]: the test kit's `planted_resize`
     /// shows it.
     DomainEarly,
 }

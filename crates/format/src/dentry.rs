@@ -96,7 +96,7 @@ fn put_entries<'a>(mut to: &mut [u8], entries: impl IntoIterator<Item = &'a Dent
     Some(room - to.len())
 }
 
-/// Decodes `count` entries with rising hashes.
+/// Decodes entries with rising hashes.
 ///
 /// # Errors
 /// [`Corrupt`].

@@ -1,9 +1,9 @@
 //! Journal chunks: what a commit, an fsync and nothing else writes to a domain's journal.
 //!
 //! A journal is a ring of blocks. Position `p` (a count of blocks that never wraps) lies at block
-//! `p % journal_blocks`. Each helper of a commit writes chunks of its own (a *stream*); the commit record
-//! is a chunk that names every chunk of the transaction by position and checksum. A chunk that is not
-//! wrapped at the end of the ring: a writer that meets the end leaves the rest unused.
+//! `p % journal_blocks`. A transaction has as many chunks (a *stream*) as its records take; the commit record
+//! is a chunk that names every chunk of the transaction by position and checksum. A chunk is not wrapped at
+//! the end of the ring: a writer that meets the end leaves the rest unused.
 
 use crate::codec::{Put, Reader};
 use crate::group::{SegmentKind, Temperature};
@@ -40,7 +40,7 @@ pub struct Chunk {
     pub pos: u64,
     /// The transaction: its own, or for a roll-forward chunk the one that was running.
     pub tx: TxId,
-    /// Which helper wrote it.
+    /// Its number in its transaction.
     pub stream: u16,
     /// Blocks it takes.
     pub blocks: u32,
@@ -518,13 +518,13 @@ pub struct ChunkId {
     pub kind: ChunkKind,
     /// The domain whose journal it goes to.
     pub domain: DomainId,
-    /// Low half of the volume's UUID.
+    /// The first four bytes of the volume's UUID.
     pub volume: u32,
     /// Position in the journal.
     pub pos: u64,
     /// The transaction: its own, or for a roll-forward chunk the one that runs.
     pub tx: TxId,
-    /// Number of the helper that writes it.
+    /// Its number in its transaction.
     pub stream: u16,
 }
 
@@ -555,8 +555,7 @@ pub fn encode_chunk(id: ChunkId, records: &[u8]) -> (Vec<u8>, u32) {
     (v, crc)
 }
 
-/// What the first block of a chunk says: kind, blocks, transaction. `None` where it opens no chunk of this journal
-/// at this position.
+/// How many blocks a chunk has, by its first one. `None` where that opens no chunk of this journal at this position.
 pub fn peek_chunk(block: &[u8], volume: u32, domain: DomainId, pos: u64) -> Option<u32> {
     let mut r = Reader::new(block, "journal chunk");
     let magic = r.u32().ok()?;

@@ -130,7 +130,7 @@ ranks! {
     QuotaTrees = 0, "background" 1, One, (): "directories with limits";
     /// Making, changing and removing tenants. A remount to read-only waits for it with the background's lock held.
     Tenants = 0, "background" 2, One, (): "tenants";
-    /// A rename between two directories.
+    /// A rename that moves a directory to another parent, or goes over one there.
     Rename = 1, "rename" 0, One, (): "rename lock";
     /// An fsync of one file.
     FileSync = 2, "sync" 0, One, (): "Cell::sync";

@@ -1,7 +1,7 @@
 //! `braidfs defrag`: files that were written in pieces are made whole, while their volume is in use.
 
 use crate::cmd::fsck::Bar;
-use crate::failure::{Failure, Outcome, host_error};
+use crate::failure::{Failure, Outcome, host_error, server_error};
 use crate::text;
 use braidfs::Pieces;
 use braidfs_fuse::control;
@@ -142,16 +142,11 @@ fn directory_of(path: &Path, meta: &Metadata) -> Result<File, Failure> {
 
 fn why(e: &io::Error) -> String {
     match Errno::from_io_error(e) {
-        Some(Errno::PERM) => "only root may, and who mounted it".into(),
         Some(Errno::NOTTY | Errno::OPNOTSUPP | Errno::INVAL) => {
             "it is on no mounted braidfs: give a mount point or a path on one (or the server is of an older version: mount it again)".into()
         }
         Some(Errno::NOSPC) => "too little free room lies together: make some, and try again".into(),
-        Some(Errno::ROFS) => "it is mounted read-only: remount it writable first (mount -o remount,rw)".into(),
-        Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::NODEV) => {
-            "the volume was unmounted, or its server died".into()
-        }
-        _ => host_error(e),
+        _ => server_error(e),
     }
 }
 

@@ -4,7 +4,7 @@ use crate::cmd::fsck::Bar;
 use crate::cmd::mkfs::{look, size_image};
 use crate::cmd::resize::mount_point;
 use crate::cmd::umount::backing;
-use crate::failure::{Failure, Outcome, host_error};
+use crate::failure::{Failure, Outcome, host_error, server_error};
 use crate::{mounted, mountinfo, open, probe, text};
 use braidfs::format::super_block::SuperBlock;
 use braidfs::store::super_io;
@@ -235,14 +235,8 @@ impl Place {
 
 fn why(e: &std::io::Error) -> String {
     match Errno::from_io_error(e) {
-        Some(Errno::PERM) => "only root may, and who mounted it".into(),
         Some(Errno::BUSY) => "another change of its devices is running: wait for it".into(),
-        Some(Errno::NOTTY) => "its server is of an older version: mount it again".into(),
-        Some(Errno::ROFS) => "it is mounted read-only: remount it writable first (mount -o remount,rw)".into(),
-        Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::NODEV) => {
-            "the volume was unmounted, or its server died".into()
-        }
-        _ => host_error(e),
+        _ => server_error(e),
     }
 }
 

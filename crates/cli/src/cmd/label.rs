@@ -2,7 +2,7 @@
 
 use crate::cmd::limits::say_json;
 use crate::cmd::resize::mount_point;
-use crate::failure::{Failure, Outcome, host_error};
+use crate::failure::{Failure, Outcome, server_error};
 use crate::{mounted, open};
 use braidfs::{LABEL_MAX, Volume};
 use braidfs_fuse::control;
@@ -77,8 +77,7 @@ fn online(point: &Path, label: Option<&str>) -> io::Result<String> {
 fn refused(point: &Path, e: &io::Error) -> Failure {
     let why = match Errno::from_io_error(e) {
         Some(Errno::PERM) => "only root may, and the owner of its root directory".into(),
-        Some(Errno::ROFS) => "it is mounted read-only: remount it writable first (mount -o remount,rw)".into(),
-        _ => host_error(e),
+        _ => server_error(e),
     };
     Failure::at("label", point.display(), why)
 }

@@ -1,6 +1,6 @@
 //! What `braidfs tenant` and `braidfs quota` have in common: limits that the server of a mounted volume keeps.
 
-use crate::failure::{Failure, Outcome, host_error};
+use crate::failure::{Failure, Outcome, host_error, server_error};
 use rustix::io::Errno;
 use serde::Serialize;
 use std::fs::File;
@@ -15,15 +15,11 @@ pub fn open(directory: &Path) -> Result<File, Failure> {
 /// Why the server did not do what `command` asked it on `place`; `missing` is said where there is no such thing.
 pub fn refused(command: &str, place: &Path, missing: &str, e: &io::Error) -> Failure {
     let why = match Errno::from_io_error(e) {
-        Some(Errno::PERM) => "only root may, and who mounted it".into(),
         Some(Errno::NOTTY) => "no braidfs is mounted there, or its server is of an older version".into(),
         Some(Errno::OPNOTSUPP) => "a tenant is mounted there by itself: ask where the volume is mounted".into(),
         Some(Errno::ROFS) => "it is mounted read-only, or its domain failed".into(),
         Some(Errno::NOENT) => missing.into(),
-        Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::NODEV) => {
-            "the volume was unmounted, or its server died".into()
-        }
-        _ => host_error(e),
+        _ => server_error(e),
     };
     Failure::at(command, place.display(), why)
 }

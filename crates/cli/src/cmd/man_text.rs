@@ -93,6 +93,13 @@ fn see_also(sub: &str, called: &str) -> String {
         "stats" => &["braidfs-top(8)", "mount.braidfs(8)", "braidfs-bench(8)"],
         "top" => &["braidfs-stats(8)", "mount.braidfs(8)"],
         "bench" => &["braidfs-stats(8)"],
+        "label" => &["mkfs.braidfs(8)", "braidfs-probe(8)"],
+        "resize" => &["braidfs-device(8)", "braidfs-info(8)"],
+        "device" => &["braidfs-resize(8)", "braidfs-info(8)", "braidfs-tenant(8)"],
+        "upgrade" => &["mount.braidfs(8)", "braidfs-stats(8)"],
+        "defrag" => &["mount.braidfs(8)", "braidfs-dump(8)"],
+        "quota" => &["braidfs-tenant(8)"],
+        "tenant" => &["mount.braidfs(8)", "braidfs-quota(8)", "braidfs-device(8)"],
         _ => &["braidfs-ls(8)", "braidfs-cat(8)", "braidfs-cp(8)", "braidfs-rm(8)", "braidfs-mkdir(8)"],
     };
     let own = format!("{called}(8)");
@@ -118,7 +125,7 @@ not older than the commit interval, and a rename is atomic. No stale or foreign 
 nothing.
 .PP
 sync(2) and syncfs(2) reach the server only of a volume that root mounted, which is mounted through a block device
-(\fIfuseblk\fR), on Linux 6.18 or newer. Any other mount commits every second instead.
+(\fIfuseblk\fR), on Linux 6.18 or newer. A plain FUSE mount commits every second instead.
 .SS Mount options
 mount.braidfs(8) has the table of all. Those that change what survives or how fast it is:
 .TP
@@ -126,7 +133,8 @@ mount.braidfs(8) has the table of all. Those that change what survives or how fa
 Changes are durable after this long at the latest.
 .TP
 \fBdata=ordered\fR, \fBdata=journal\fR, \fBdata=writeback\fR
-Whether data is written before the metadata that names it, is in the journal with it, or neither.
+Whether a commit writes the data before the metadata that names it (not with \fBwriteback\fR), and whether files that are always
+overwritten in place are (not with \fBjournal\fR, where they change as a whole with their metadata).
 .TP
 \fBoverwrite=auto\fR, \fBoverwrite=log\fR
 Whether an fsync(2) may write changed blocks where they lie, or always writes them elsewhere.

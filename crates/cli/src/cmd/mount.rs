@@ -40,7 +40,7 @@ const LOCKS_WAIT: Duration = Duration::from_secs(10);
 #[command(after_help = "Options of -o, as in mount(8):\n  \
     ro rw remount relatime noatime strictatime nodiratime lazytime sync dirsync suid nosuid dev nodev exec noexec\n  \
     nosymfollow allow_other commit=SECONDS data=MODE overwrite=HOW cache=SIZE threads=N fuseblk=WHEN latency=WHAT\n  \
-     transport=HOW metrics=WHERE slow=MS discard nodiscard nodefrag private user_xattr cache=back cache=through\n  \
+     transport=HOW metrics=WHERE slow=MS discard nodiscard nodefrag fileflags private user_xattr cache=back cache=through\n  \
      supervise[=TIMES/SECONDS] tenant=NAME\n\
     mount.braidfs(8) has the table of all, and what a remount does with each.\n\n\
     discard: free space of 2 MiB and more is discarded (TRIM, hole punch) as it becomes free; without it, fstrim does\n\
@@ -556,42 +556,10 @@ impl Job<'_> {
         self.check_same(&devices)?;
         let volume = Volume::mount(devices, options).map_err(|e| open::explain("cannot mount", &self.devices, &e))?;
         volume.kill_when_stopped().map_err(|e| open::explain("cannot mount", &self.devices, &e))?;
-        if let Some(dead) = dead {
-            // Nobody can say yet who has the device when the dead mount is detached. Before that, so that what can fail does.
-            let spare = match claim {
-                Some(Claim::Own) if first.is_some_and(|f| !f.has_claim()) => Some(self.attach_loop()),
-                _ => None,
-            };
-            // Not before: until the new mount is there, programs see the directory below.
-            told.detaching();
-            if !dead.detach(&self.mountpoint).map_err(|e| self.cannot_detach(&e))? {
-                let why = "the dead mount there has gone or changed, or somebody has mounted over it";
-                if restart.is_some() {
-                    told.ended(&why);
-                    return Ok(());
-                }
-                return Err(Failure::at("cannot mount on", self.mountpoint.display(), why));
-            }
-            if let Some(spare) = spare
-                && !is_unclaimed(&self.devices[0]).map_err(|e| Failure::new(e.to_string()))?
-            {
-                tracing::info!("the dead mount is in use and keeps the block device: mounting by a loop device of it");
-                first.inspect(|f| f.claim_later());
-                claim = Some(Claim::Loop(spare?));
-            }
-            // several that died one over the other
-            while restart.is_none()
-                && let Some(next) = dead_at(&self.mountpoint)
-            {
-                if !next.detach(&self.mountpoint).map_err(|e| self.cannot_detach(&e))? {
-                    break;
-                }
-            }
-            if let (None, Some(first)) = (&claim, first)
-                && !first.has_claim()
-            {
-                first.claim_later();
-            }
+        if let Some(dead) = dead
+            && !self.detach(dead, restart.is_some(), first, &mut claim, told)?
+        {
+            return Ok(());
         }
         let mut cfg = MountConfig::new(open::show(&self.devices), &self.mountpoint);
         spec.configure(&mut cfg);
@@ -635,6 +603,52 @@ impl Job<'_> {
             Progress::HandedOver(pid) => notify::main_pid(pid),
         };
         serve(Arc::new(volume), &cfg, tell).map_err(|e| Failure::new(e.to_string()))
+    }
+
+    /// Takes a dead mount away, with a claim on the block device that can be had then. False where that cannot be and it was
+    /// told, which is so on a restart.
+    fn detach(
+        &self,
+        dead: &DeadMount,
+        restart: bool,
+        first: Option<&Arc<FileDevice>>,
+        claim: &mut Option<Claim>,
+        told: &mut Ready,
+    ) -> Result<bool, Failure> {
+        // Nobody can say yet who has the device when the dead mount is detached. Before that, so that what can fail does.
+        let spare = match claim {
+            Some(Claim::Own) if first.is_some_and(|f| !f.has_claim()) => Some(self.attach_loop()),
+            _ => None,
+        };
+        // Not before: until the new mount is there, programs see the directory below.
+        told.detaching();
+        if !dead.detach(&self.mountpoint).map_err(|e| self.cannot_detach(&e))? {
+            let why = "the dead mount there has gone or changed, or somebody has mounted over it";
+            if restart {
+                told.ended(&why);
+                return Ok(false);
+            }
+            return Err(Failure::at("cannot mount on", self.mountpoint.display(), why));
+        }
+        if let Some(spare) = spare
+            && !is_unclaimed(&self.devices[0]).map_err(|e| Failure::new(e.to_string()))?
+        {
+            tracing::info!("the dead mount is in use and keeps the block device: mounting by a loop device of it");
+            first.inspect(|f| f.claim_later());
+            *claim = Some(Claim::Loop(spare?));
+        }
+        // several that died one over the other
+        while !restart && let Some(next) = dead_at(&self.mountpoint) {
+            if !next.detach(&self.mountpoint).map_err(|e| self.cannot_detach(&e))? {
+                break;
+            }
+        }
+        if let (None, Some(first)) = (&claim, first)
+            && !first.has_claim()
+        {
+            first.claim_later();
+        }
+        Ok(true)
     }
 
     fn cannot_detach(&self, e: &std::io::Error) -> Failure {

@@ -227,26 +227,26 @@ impl Whose {
     }
 }
 
-/// The number of a user. Names are asked of the system's `id`, which knows all of its sources.
+/// The number of a user.
 fn number_of(user: &str) -> Result<u32, Failure> {
-    if let Ok(n) = user.parse() {
-        return Ok(n);
-    }
-    let asked = Command::new("id").args(["-u", "--", user]).output();
-    let told = asked.ok().filter(|o| o.status.success()).and_then(|o| String::from_utf8(o.stdout).ok());
-    told.and_then(|n| n.trim().parse().ok()).ok_or_else(|| Failure::at("quota", user, "there is no such user"))
+    number_told_by(&["id", "-u"], 0, "user", user)
 }
 
-/// The number of a group, whose name the system's `getent` is asked for.
+/// The number of a group.
 fn number_of_group(group: &str) -> Result<u32, Failure> {
-    if let Ok(n) = group.parse() {
+    // name:password:number:members
+    number_told_by(&["getent", "group"], 2, "group", group)
+}
+
+/// A number, or that of a name, by what a program of the system tells, which knows all of its sources: one of the fields.
+fn number_told_by(program: &[&str], field: usize, kind: &str, name: &str) -> Result<u32, Failure> {
+    if let Ok(n) = name.parse() {
         return Ok(n);
     }
-    let asked = Command::new("getent").args(["group", "--", group]).output();
+    let asked = Command::new(program[0]).args(&program[1..]).args(["--", name]).output();
     let told = asked.ok().filter(|o| o.status.success()).and_then(|o| String::from_utf8(o.stdout).ok());
-    // name:password:number:members
-    let number = told.and_then(|t| t.lines().next()?.split(':').nth(2)?.parse().ok());
-    number.ok_or_else(|| Failure::at("quota", group, "there is no such group"))
+    let number = told.and_then(|t| t.lines().next()?.split(':').nth(field)?.trim().parse().ok());
+    number.ok_or_else(|| Failure::at("quota", name, format!("there is no such {kind}")))
 }
 
 fn refused(place: &Path, what: &str, e: &std::io::Error) -> Failure {

@@ -2,11 +2,10 @@
 
 use crate::cmd::fsck::Bar;
 use crate::cmd::umount::is_braidfs;
-use crate::failure::{Failure, Outcome, host_error};
+use crate::failure::{Failure, Outcome, server_error};
 use crate::{mounted, mountinfo, open, text};
 use braidfs::{Error, NewSize, Resized};
 use braidfs_fuse::control;
-use rustix::io::Errno;
 use serde::Serialize;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -84,18 +83,7 @@ pub fn mount_point(place: &Path) -> Option<PathBuf> {
 }
 
 fn online(point: &Path, size: NewSize) -> Result<Resized, Failure> {
-    control::resize(point, size).map_err(|e| {
-        let why = match Errno::from_io_error(&e) {
-            Some(Errno::PERM) => "only root may, and who mounted it".into(),
-            Some(Errno::NOTTY) => "its server is of an older version: mount it again".into(),
-            Some(Errno::ROFS) => "it is mounted read-only: remount it writable first (mount -o remount,rw)".into(),
-            Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::NODEV) => {
-                "the volume was unmounted, or its server died".into()
-            }
-            _ => host_error(&e),
-        };
-        Failure::at("cannot resize", point.display(), why)
-    })
+    control::resize(point, size).map_err(|e| Failure::at("cannot resize", point.display(), server_error(&e)))
 }
 
 fn offline(paths: &[PathBuf], size: NewSize, bar: &Bar) -> Result<Resized, Failure> {

@@ -3,7 +3,7 @@
 
 use crate::cmd::fsck::{Bar, line};
 use crate::cmd::umount::is_braidfs;
-use crate::failure::{Failure, Outcome, fsck_code, host_error};
+use crate::failure::{Failure, Outcome, fsck_code, server_error};
 use crate::{mounted, mountinfo, open, text};
 use braidfs::JournalReplay;
 use braidfs_check::{ScrubReport, scrub};
@@ -95,11 +95,7 @@ fn mounted(args: &Args, place: &Path) -> Outcome {
         let why = match Errno::from_io_error(&e) {
             Some(Errno::BUSY) => "a scrub is running already: wait for it".into(),
             Some(Errno::PERM) => "only root and the owner of the mount may".into(),
-            Some(Errno::NOTTY) => "its server is of an older version: mount it again".into(),
-            Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::NODEV) => {
-                "the volume was unmounted, or its server died".into()
-            }
-            _ => host_error(&e),
+            _ => server_error(&e),
         };
         Failure::at("cannot scrub", &show, why)
     };

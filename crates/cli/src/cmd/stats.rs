@@ -1,11 +1,10 @@
 //! `braidfs stats`: what the server of a mount was asked, by operation.
 
 use crate::cmd::umount::is_braidfs;
-use crate::failure::{Failure, Outcome, host_error};
+use crate::failure::{Failure, Outcome, server_error};
 use crate::{mountinfo, text};
 use braidfs_fuse::control::{OpStats, SampleError, Stats, sample, stats};
 use braidfs_fuse::watch::sample::{Cache, Domain, Latency, Process, Quota, Sample, Tenant};
-use rustix::io::Errno;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -243,16 +242,7 @@ impl Report {
 }
 
 fn ask(place: &Path) -> Result<Stats, Failure> {
-    stats(place).map_err(|e| {
-        let why = match Errno::from_io_error(&e) {
-            Some(Errno::NOTTY) => "its server is of an older version: mount it again".into(),
-            Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::NODEV) => {
-                "the volume was unmounted, or its server died".into()
-            }
-            _ => host_error(&e),
-        };
-        Failure::at("cannot show", place.display(), why)
-    })
+    stats(place).map_err(|e| Failure::at("cannot show", place.display(), server_error(&e)))
 }
 
 fn report(mountpoint: PathBuf, seconds: Option<u64>, before: &[OpStats], now: &Stats) -> Report {

@@ -150,19 +150,24 @@ impl MountedVolume {
         Ok(Shared::Done(Wrote { offset, bytes: data.len(), dirty: f.pages.dirty_count() }))
     }
 
+    /// A write of what the running transaction writes anyway, by whichever way the file asks for; `None` where it is more than
+    /// that.
+    #[inline]
+    fn overwrite_dirty(&self, c: &Cell, at: At, data: &[u8]) -> Result<Option<Wrote>> {
+        let (At::Offset(offset) | At::Accepted(offset)) = at else { return Ok(None) };
+        let shared =
+            if c.wide.load(Ordering::Relaxed) { self.overwrite_shared(c, offset, data)? } else { Shared::Alone };
+        match shared {
+            Shared::Done(wrote) => Ok(Some(wrote)),
+            Shared::Alone => self.write_to_dirty_pages(c, offset, data),
+            Shared::More => Ok(None),
+        }
+    }
+
     /// Writes one piece; `None` where room must be made first.
     fn write_piece(&self, c: &Arc<Cell>, at: At, data: &[u8]) -> Result<Option<Wrote>> {
-        if let At::Offset(offset) | At::Accepted(offset) = at {
-            let shared =
-                if c.wide.load(Ordering::Relaxed) { self.overwrite_shared(c, offset, data)? } else { Shared::Alone };
-            let wrote = match shared {
-                Shared::Done(wrote) => Some(wrote),
-                Shared::Alone => self.write_to_dirty_pages(c, offset, data)?,
-                Shared::More => None,
-            };
-            if wrote.is_some() {
-                return Ok(wrote);
-            }
+        if let Some(wrote) = self.overwrite_dirty(c, at, data)? {
+            return Ok(Some(wrote));
         }
         let d = self.dom(c.domain);
         // overwriting works on a full volume; what needs new room asks for it below

@@ -50,7 +50,7 @@ pub(crate) struct MountedVolume {
     pub quotas: Mutex<Limits, rank::QuotaLimits>,
     /// They say of soft limits what the root directory could not be told yet.
     pub quotas_unwritten: AtomicBool,
-    /// Renames between two directories, one at a time. Outermost lock rank (docs/locking.md).
+    /// Renames that move a directory to another parent, or go over one there, one at a time.
     pub rename: Mutex<(), rank::Rename>,
     /// The latest move of a directory to another parent: its domain and transaction. Lock rank: leaf.
     pub last_move: Mutex<Option<(DomainId, TxId)>, rank::LastMove>,
