@@ -18,7 +18,18 @@ use std::io;
 type Going<'d, T> = Vec<(&'d Domain, T)>;
 
 impl MountedVolume {
-    /// The headers of all domains that work say that these are in use ([`Domain::mark_used`]).
+    /// The headers of all domains that work say that a recovery begins, which writes from now on ([`Domain::is_opened`]).
+    ///
+    /// # Errors
+    /// Of a device.
+    pub(super) fn tell_of_recovery(&self) -> Result<()> {
+        let mut all = Steps::of(self);
+        let told = all.step(all.working(), |d, ()| d.change_header(|h| d.is_opened(h)));
+        all.flush(told, |_| vec![0]).into_iter().for_each(|(d, seq)| d.header_is_durable(seq));
+        all.outcome
+    }
+
+    /// The headers of all domains that work say that these are in use ([`Domain::in_use`]).
     ///
     /// # Errors
     /// Of a device.
