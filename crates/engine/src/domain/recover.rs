@@ -49,6 +49,9 @@ impl Domain {
             tracing::warn!("{id}: its header says unmounted, its journal goes on: replayed");
             header.header.flags = (header.header.flags.get() & !CLEAN).into();
         }
+        let replays = header.header.flags.get() & CLEAN == 0 && replay_it && !discards;
+        // while the tables are opened
+        let ahead = if replays { journal.read_ahead(&shared.workers) } else { None };
         let log = Run { addr: journal.addr(0), len: header.header.journal_blocks.get() };
         let last = Checkpointed::of(&header.header);
         let space = Space::open(store.clone(), id, mlogs, groups, Some(log), Some(last))?;
@@ -86,11 +89,11 @@ impl Domain {
             }
             durable = header.header.last_tx.get();
             newest = durable;
-        } else if header.header.flags.get() & CLEAN == 0 && replay_it {
+        } else if replays {
             let _span = tracing::debug_span!("replay", domain = %id).entered();
             rec.dirty = true;
             let workers = &shared.workers;
-            let (chunks, end) = journal.scan(workers)?;
+            let (chunks, end) = journal.scan_read(ahead, workers)?;
             rec.traces = journal.traces(&chunks, end, header.header.last_tx.get())?;
             let tables = Tables { geometry: store.geometry(), space: &space, nodes: &nodes };
             let last = replay(id, &chunks, &tables, &header.header, workers, &mut rec)?;
@@ -226,8 +229,9 @@ impl Domain {
         self.touch(e.tx(), &cell, &mut st)?;
         // the state is the record's: whoever waits for a later version of this inode must not take it for that
         st.durability.recovery_keeps_version(inode.version);
+        let (parent, named) = (st.links.first().map_or(InodeNo(0), |l| l.parent), st.link_seq);
         drop(st);
         self.cells.insert_new(cell.clone());
-        Ok(Some(Forwarded { cell, old_links }))
+        Ok(Some(Forwarded { is_dir: cell.kind == FileKind::Dir, cell, old_links, parent, named }))
     }
 }

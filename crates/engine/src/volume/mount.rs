@@ -271,7 +271,7 @@ impl MountedVolume {
             self.store.flush()?;
             self.tell_of_recovery()?;
             let judged = self.reconcile(recovered)?;
-            planted::in_order(Bug::JudgedEarly, || self.commit_all(), || self.forget_judged(&judged))?;
+            planted::in_order(Bug::JudgedEarly, || self.commit_recovered(), || self.forget_judged(&judged))?;
         }
         self.shared.recovering.store(false, Ordering::Relaxed);
         // the GC of an earlier mount has not finished: entries may be stale still
