@@ -29,6 +29,8 @@ const FULL: f64 = 0.61;
 const BY_COMMITS: f64 = 0.45;
 const FILES: usize = 24_000;
 const ROUNDS: usize = 7;
+/// Blocks between the first ones of what is kept by one request.
+const KEPT_TOGETHER: u64 = 256;
 
 /// A device that can be set back to what it was.
 #[derive(Debug)]
@@ -54,12 +56,17 @@ impl Device for Undo {
         self.inner.read(block, buf)
     }
     fn write_batch(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
-        // blocks that lie side by side are kept by one request: it is no part of what is measured
+        // Blocks that lie close together are kept by one request, with what lies between: it is no part of what is measured. (What
+        // others write between them meanwhile they have kept before, so it comes back as well.)
         let mut runs: Vec<(u64, usize)> = Vec::new();
         for op in ops {
             let bytes: usize = op.bufs.iter().map(|b| b.len()).sum();
             match runs.last_mut() {
-                Some((block, had)) if *block + (*had / 4096) as u64 == op.block => *had += bytes,
+                Some((block, had))
+                    if *block + (*had / 4096) as u64 <= op.block && op.block - *block <= KEPT_TOGETHER =>
+                {
+                    *had = (op.block - *block) as usize * 4096 + bytes;
+                }
                 _ => runs.push((op.block, bytes)),
             }
         }

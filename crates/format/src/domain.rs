@@ -90,7 +90,8 @@ pub struct DomainHeader {
     pub checkpointed_tx: U64,
     /// Newest transaction known committed when this was written; the next has a higher number.
     pub last_tx: U64,
-    /// Times this domain was opened for writing; part of new inode generations.
+    /// Times this domain was opened for writing, recoveries that a crash cut off among them: it is raised, durably, before the
+    /// first write of a mount ([`Self::first_tx`]).
     pub mounts: U32,
     /// Unused, written as 0.
     pub reserved2: U32,
@@ -190,6 +191,12 @@ impl DomainHeader {
         self.scratch_root[..record.len()].copy_from_slice(record);
         self.scratch_root_bytes = (record.len() as u16).into();
         true
+    }
+    /// The first transaction of a mount that finds this header, and in the journal no transaction above `newest`. Nobody has
+    /// used its number, or a higher one, before: not the transaction that was being committed when the volume stopped, which
+    /// may have written node blocks and nothing else, nor a recovery that a crash cut off so early.
+    pub fn first_tx(&self, newest: u64) -> u64 {
+        newest.max(self.last_tx.get()).saturating_add(2 + u64::from(self.mounts.get()))
     }
     /// All fields 0, the block header too.
     pub fn empty() -> Self {

@@ -325,7 +325,6 @@ impl<'a> RecordRef<'a> {
     #[inline]
     pub fn decode(r: &mut Reader<'a>) -> Result<Self, Corrupt> {
         let kind = r.u8()?;
-        // nearly all records are of this kind
         if kind == 1 {
             let b: &[u8; 20] = r.array()?;
             let (addr, generation) = (BlockAddr(number::<6>(b, 8)), number::<4>(b, 16) as u32);
@@ -419,6 +418,29 @@ impl Record {
     }
 }
 
+/// Bytes of [`Record::Node`], its tag among them.
+const NODE_RECORD_BYTES: usize = 21;
+
+/// The [`Record::Node`] at the beginning of `bytes`, where there is one.
+#[inline(always)]
+fn node_at(bytes: &[u8]) -> Option<(NodeId, NodeEntry)> {
+    let b: &[u8; NODE_RECORD_BYTES] = bytes.first_chunk()?;
+    if b[0] != 1 {
+        return None;
+    }
+    // whole words: bytes that were put together in memory could not be read again as one for some time
+    let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| b[at + i]));
+    let place = word(9);
+    let entry = NodeEntry {
+        addr: BlockAddr(place & 0xffff_ffff_ffff),
+        index: (place >> 48) as u8,
+        flags: (place >> 56) as u8,
+        generation: u32::from_le_bytes([b[17], b[18], b[19], b[20]]),
+        written: 0,
+    };
+    Some((NodeId(word(1)), entry))
+}
+
 /// The records of a chunk, encoded as the journal has them: no count in them takes more memory than the bytes that came with it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Records {
@@ -439,6 +461,13 @@ impl Records {
         let mut r = Reader::new(bytes, "journal record");
         let (mut count, mut tables_only) = (0, true);
         while r.left() > 0 {
+            // nearly all records are of this kind, and each of them holds
+            if let Some((_, entry)) = bytes.get(bytes.len() - r.left()..).and_then(node_at) {
+                tables_only &= entry.flags & REMOTE == 0;
+                count += 1;
+                r.bytes(NODE_RECORD_BYTES)?;
+                continue;
+            }
             tables_only &= match RecordRef::decode(&mut r)? {
                 RecordRef::Table(TableRecord::Node { entry, .. }) => entry.flags & REMOTE == 0,
                 other => matches!(other, RecordRef::Table(_)),
@@ -461,6 +490,35 @@ impl Records {
     /// Whether none of them says anything beside tables, and none is the entry of an inode with a parent in another domain.
     pub fn is_tables_only(&self) -> bool {
         self.tables_only
+    }
+
+    /// Calls `node` with the records that are entries of nodes, and `other` with all else that sets something in tables, in
+    /// the order in which they are to be replayed. As [`Self::iter`], in half the time: a journal has millions of them.
+    ///
+    /// # Errors
+    /// The first one of these.
+    pub fn tables<E>(
+        &self,
+        mut node: impl FnMut(NodeId, NodeEntry) -> Result<(), E>,
+        mut other: impl FnMut(TableRecord) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut rest = &self.bytes[..];
+        loop {
+            while let Some((number, mut entry)) = node_at(rest) {
+                if entry.used() {
+                    entry.written = self.tx.0 as u32;
+                }
+                node(number, entry)?;
+                rest = &rest[NODE_RECORD_BYTES..];
+            }
+            let mut records = RecordIter(Reader::new(rest, "journal record"), self.tx);
+            match records.next() {
+                Some(RecordRef::Table(r)) => other(r)?,
+                Some(_) => {}
+                None => return Ok(()),
+            }
+            rest = &rest[rest.len() - records.0.left()..];
+        }
     }
 
     /// In the order in which they are to be replayed.
@@ -602,4 +660,73 @@ pub fn decode_chunk(buf: &[u8], volume: u32, domain: DomainId, pos: u64) -> Resu
     }
     let records = Records::new(&buf[CHUNK_HEADER_BYTES..CHUNK_HEADER_BYTES + len], tx)?;
     Ok(Chunk { kind, domain, pos, tx, stream, blocks, crc, records })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::{DIR, USED};
+
+    /// What a journal says of tables is the same, whichever way it is read.
+    #[test]
+    fn tables_are_what_the_iterator_says_of_them() {
+        let entry = |flags, generation| NodeEntry {
+            addr: BlockAddr(0xba98_7654_3210),
+            index: 63,
+            flags,
+            generation,
+            written: 0,
+        };
+        let node = |n: u64, flags| Record::Node { node: NodeId(n), entry: entry(flags, u32::MAX - n as u32) };
+        let (kind, temperature) = (SegmentKind::Data, Temperature::Cold);
+        let alloc = Record::Alloc { addr: BlockAddr(7), len: 9, kind, temperature, owner: InodeNo(5), lblk: 11 };
+        let remote = Record::Remote { dir: InodeNo(1), child: InodeNo(2), generation: 3, name: (*b"\x01name").into() };
+        let live = Record::Live { addr: BlockAddr(1), live: 1 };
+        let all = [
+            vec![],
+            vec![node(u64::MAX, USED)],
+            vec![node(1, USED), node(2, 0), alloc.clone(), node(3, USED | DIR), live.clone()],
+            vec![
+                Record::Orphans(vec![InodeNo(1); 3]),
+                node(4, USED),
+                remote,
+                Record::Free { addr: BlockAddr(1), len: 1 },
+            ],
+            vec![alloc, node(5, USED | REMOTE), live, node(6, USED)],
+        ];
+        for records in all {
+            let mut bytes = Vec::new();
+            records.iter().for_each(|r| r.encode(&mut bytes));
+            let encoded = Records::new(&bytes, TxId(0x1_0000_0007)).unwrap();
+            assert_eq!(encoded.len(), records.len());
+            let only = |r: &Record| match r {
+                Record::Node { entry, .. } => entry.flags & REMOTE == 0,
+                r => r.table().is_some(),
+            };
+            assert_eq!(encoded.is_tables_only(), records.iter().all(only));
+            let told = std::cell::RefCell::new(Vec::new());
+            let tell = |r| {
+                told.borrow_mut().push(r);
+                Ok::<_, ()>(())
+            };
+            encoded.tables(|node, entry| tell(TableRecord::Node { node, entry }), tell).unwrap();
+            let want = encoded.iter().filter_map(|r| match r {
+                RecordRef::Table(t) => Some(t),
+                _ => None,
+            });
+            assert_eq!(told.into_inner(), want.collect::<Vec<_>>());
+            // cut off within any record
+            let whole =
+                |n: usize| (0..=records.len()).any(|k| records[..k].iter().map(encoded_len).sum::<usize>() == n);
+            for n in 0..bytes.len() {
+                assert_eq!(Records::new(&bytes[..n], TxId(1)).is_ok(), whole(n), "{n} bytes of {records:?}");
+            }
+        }
+    }
+
+    fn encoded_len(r: &Record) -> usize {
+        let mut bytes = Vec::new();
+        r.encode(&mut bytes);
+        bytes.len()
+    }
 }

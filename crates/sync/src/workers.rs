@@ -22,6 +22,8 @@ pub fn cpus() -> usize {
 pub struct Workers {
     /// Threads that may still be started.
     spare: AtomicUsize,
+    /// Threads besides the caller's that it was made with.
+    others: usize,
     /// Also for work that one thread does sooner.
     always: bool,
 }
@@ -29,17 +31,26 @@ pub struct Workers {
 impl Workers {
     /// The caller alone.
     pub fn alone() -> Self {
-        Self { spare: AtomicUsize::new(0), always: false }
+        Self::with(0, false)
     }
 
     /// One for each CPU that the program may use; what is little work the caller does alone.
     pub fn available() -> Self {
-        Self { spare: AtomicUsize::new(cpus() - 1), always: false }
+        Self::with(cpus() - 1, false)
     }
 
     /// So many, however little the work is; for tests and experiments.
     pub fn always(threads: usize) -> Self {
-        Self { spare: AtomicUsize::new(threads.max(1) - 1), always: true }
+        Self::with(threads.max(1) - 1, true)
+    }
+
+    fn with(others: usize, always: bool) -> Self {
+        Self { spare: AtomicUsize::new(others), others, always }
+    }
+
+    /// Whether there may be more threads than the caller's, now or at another time.
+    pub fn are_several(&self) -> bool {
+        self.others > 0
     }
 
     /// Threads that `items` items would have now, of which fewer than `grain` are not worth a thread.
@@ -214,7 +225,7 @@ mod tests {
 
     #[test]
     fn little_work_is_done_by_the_caller() {
-        let w = Workers { spare: AtomicUsize::new(3), always: false };
+        let w = Workers::with(3, false);
         assert_eq!([0, 7, 8, 15, 16, 1000].map(|items| w.threads_for(items, 8)), [1, 1, 1, 1, 2, 4]);
         assert_eq!(Workers::always(3).threads_for(2, 8), 2);
     }

@@ -334,8 +334,8 @@ fn reset_journal(store: &Store, domain: u16, h: &mut DomainHeader, age: u64) {
     let pos = end.next_multiple_of(blocks);
     h.head_pos = pos.into();
     h.tail_pos = pos.into();
-    // Transactions that were running or committing when it stopped may have used the next numbers.
-    h.last_tx = (tx + 4).into();
+    // Transactions that were running or committing when it stopped, and recoveries, may have used the next numbers.
+    h.last_tx = (h.first_tx(tx) + 2).into();
     h.checkpointed_tx = h.last_tx;
 }
 

@@ -190,7 +190,9 @@ fn replay_domain(m: &Model, replay: &dyn Replay, d: &Domain, log: &mut Log) -> R
     name(log, later.flat_map(|c| nodes_of(c).collect::<Vec<_>>()).collect());
     let newest = chunks.iter().map(|c| c.tx.0).max().unwrap_or(0).max(last);
     (h.head_pos, h.tail_pos) = (end.into(), end.into());
-    (h.last_tx, h.checkpointed_tx) = (newest.into(), newest.into());
+    // what is repaired is written by a transaction whose number nobody has used
+    h.last_tx = h.first_tx(newest).into();
+    h.checkpointed_tx = h.last_tx;
     Ok(super::close_journal(m, d, h)?)
 }
 

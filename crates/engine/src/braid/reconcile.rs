@@ -18,23 +18,48 @@ use crate::volume::MountedVolume;
 use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::Link;
 use braidfs_format::journal::Record;
-use braidfs_format::name::FileName;
 use braidfs_sync::plain::Mutex;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Inodes that one thread has loaded before another has started.
 const FEW_INODES: usize = 64;
 
-/// By directory and name: the inodes that had it by a roll-forward record, and when ([`Claim`]).
-type Claims = HashMap<InodeNo, HashMap<FileName, Vec<(InodeNo, u64)>>>;
+/// Which inodes had a name by a roll-forward record, and when: by the domain of the directory, in the order of directories and
+/// names.
+#[derive(Default)]
+struct Claims<'a>(Vec<Vec<&'a Claim>>);
+
+impl<'a> Claims<'a> {
+    /// Sorted by several threads, of which each has the claims on some domains.
+    fn of(mounted: &MountedVolume, claims: &'a [Vec<Claim>]) -> Result<Self> {
+        let mut by_domain: Vec<Vec<&Claim>> = vec![Vec::new(); mounted.domains.len()];
+        for c in claims.iter().flatten() {
+            by_domain[mounted.place_of(c.link.parent)].push(c);
+        }
+        let grain = if by_domain.iter().any(|c| c.len() >= FEW_INODES) { 1 } else { by_domain.len() };
+        let by_domain: Vec<Mutex<_>> = by_domain.into_iter().map(Mutex::new).collect();
+        let sorted = |i: usize| {
+            let mut claims: Vec<&Claim> = std::mem::take(&mut *by_domain[i].lock());
+            claims.sort_by(|a, b| (a.link.parent, &a.link.name[..]).cmp(&(b.link.parent, &b.link.name[..])));
+            Ok::<_, Error>(claims)
+        };
+        mounted.shared.workers.each(by_domain.len(), grain, sorted).map(Self)
+    }
+
+    /// Those on `name` in `dir`, of which `place` is the domain's.
+    fn on(&self, place: usize, dir: InodeNo, name: &[u8]) -> impl Iterator<Item = &'a Claim> {
+        let claims = self.0.get(place).map_or(&[][..], |c| c);
+        let from = claims.partition_point(|c| (c.link.parent, &c.link.name[..]) < (dir, name));
+        claims[from..].iter().copied().take_while(move |c| c.link.parent == dir && c.link.name[..] == *name)
+    }
+}
 
 /// What is there at this moment, for those who only look.
 #[derive(Clone, Copy)]
 struct View<'a> {
     mounted: &'a MountedVolume,
-    claims: &'a Claims,
+    claims: &'a Claims<'a>,
 }
 
 /// All domains entered: recovery runs alone.
@@ -87,18 +112,15 @@ impl MountedVolume {
                 Err(e) => Err(e),
             })
             .collect::<Result<Vec<_>>>()?;
-        let mut claims = Claims::default();
-        for c in recovered.iter().flat_map(|r| &r.claims) {
-            let names = claims.entry(c.link.parent).or_default();
-            names.entry(c.link.name.clone()).or_default().push((c.ino, c.seq));
-        }
+        let claimed: Vec<Vec<Claim>> = recovered.iter_mut().map(|r| std::mem::take(&mut r.claims)).collect();
+        let claims = Claims::of(self, &claimed)?;
         let view = View { mounted: self, claims: &claims };
         let mut p =
             Pass { mounted: self, view, enters, doomed: Vec::new(), judged: Vec::new(), failed: Vec::new(), mended: 0 };
-        let top = forwarded.iter().map(|f| f.cell.state.read().link_seq).max().unwrap_or(0);
+        let top = forwarded.iter().map(|f| f.named).max().unwrap_or(0);
         self.shared.forget_name_time(top);
         // directories before what lies in them
-        forwarded.sort_by_key(|f| f.cell.kind != FileKind::Dir);
+        forwarded.sort_by_key(|f| !f.is_dir);
         let hints: Vec<Hint> = recovered.iter_mut().flat_map(|r| std::mem::take(&mut r.hints)).collect();
         self.load_ahead(&recovered, &hints);
         // all verdicts first: changes make versions newer
@@ -106,12 +128,11 @@ impl MountedVolume {
         for v in verdicts.into_iter().flatten() {
             p.carry_out(v)?;
         }
-        let settled = self.settled(view, &forwarded, &recovered);
+        let settled = self.settled(view, &forwarded, &claimed);
         for (f, _) in forwarded.iter().zip(&settled.forwarded).filter(|(_, settled)| !**settled) {
             p.relink_forwarded(f)?;
         }
-        let all_claims = recovered.iter().flat_map(|r| &r.claims);
-        for (c, _) in all_claims.zip(&settled.claims).filter(|(_, settled)| !**settled) {
+        for (c, _) in claimed.iter().flatten().zip(&settled.claims).filter(|(_, settled)| !**settled) {
             p.enforce(c)?;
         }
         for n in recovered.iter().flat_map(|r| &r.remote) {
@@ -162,6 +183,11 @@ impl MountedVolume {
         Ok(all.into_iter().flatten().collect())
     }
 
+    /// Number of an inode's domain; 0 where it has none.
+    fn place_of(&self, ino: InodeNo) -> usize {
+        self.domain_of(ino).map_or(0, |d| usize::from(d.id.0))
+    }
+
     /// Loads by several threads what one is about to compare. Errors are met again there.
     fn load_ahead(&self, recovered: &[Recovered], hints: &[Hint]) {
         let workers = &self.shared.workers;
@@ -187,8 +213,8 @@ impl MountedVolume {
     /// Looks by several threads for what is as it should be: mostly all of it, as a synced file mostly has the name that it
     /// had. What follows changes an entry only to name an inode from which no name was taken, and takes a link away only where
     /// another inode has the name: neither makes that necessary which is not. Errors are met again there.
-    fn settled(&self, view: View<'_>, forwarded: &[Forwarded], recovered: &[Recovered]) -> Settled {
-        let claims: Vec<&Claim> = recovered.iter().flat_map(|r| &r.claims).collect();
+    fn settled(&self, view: View<'_>, forwarded: &[Forwarded], claimed: &[Vec<Claim>]) -> Settled {
+        let claims: Vec<&Claim> = claimed.iter().flatten().collect();
         let mut settled = Settled { forwarded: vec![false; forwarded.len()], claims: vec![false; claims.len()] };
         let workers = &self.shared.workers;
         if workers.threads_for(forwarded.len() + claims.len(), FEW_INODES) == 1 {
@@ -196,13 +222,11 @@ impl MountedVolume {
         }
         // By the domain of the directory that is looked at, so that no two threads want the lock of one.
         let mut by_domain: Vec<(Vec<usize>, Vec<usize>)> = vec![Default::default(); self.domains.len()];
-        let place = |parent: InodeNo| self.domain_of(parent).map_or(0, |d| usize::from(d.id.0));
         for (i, f) in forwarded.iter().enumerate() {
-            let parent = f.cell.state.read().links.first().map_or(InodeNo(0), |l| l.parent);
-            by_domain[place(parent)].0.push(i);
+            by_domain[self.place_of(f.parent)].0.push(i);
         }
         for (i, c) in claims.iter().enumerate() {
-            by_domain[place(c.link.parent)].1.push(i);
+            by_domain[self.place_of(c.link.parent)].1.push(i);
         }
         let one = |d: usize| {
             let (files, names) = &by_domain[d];
@@ -273,9 +297,12 @@ impl View<'_> {
 
     /// Whether a synced inode took this name from `c`: it may have left it again, but the name does not go back.
     fn is_taken(self, dir: InodeNo, name: &[u8], c: &Cell) -> bool {
-        let Some(claims) = self.claims.get(&dir).and_then(|names| names.get(name)) else { return false };
+        let mut others = self.claims.on(self.mounted.place_of(dir), dir, name).filter(|o| o.ino != c.ino).peekable();
+        if others.peek().is_none() {
+            return false;
+        }
         let seq = c.state.read().link_seq;
-        claims.iter().any(|(ino, at)| *ino != c.ino && *at > seq)
+        others.any(|o| o.seq > seq)
     }
 
     /// Whether [`Pass::relink_forwarded`] would find all as it is.

@@ -256,15 +256,21 @@ impl Domain {
         h.durable = h.durable.max(seq);
     }
 
-    /// The header says that the domain is in use from now on, and after a crash that links across domains are to be
-    /// compared.
+    /// The header says that the numbers of this mount's transactions are used up ([`DomainHeader::first_tx`]).
+    pub(crate) fn is_opened(&self, h: &mut DomainHeader) {
+        h.mounts = (h.mounts.get().wrapping_add(1)).into();
+    }
+
+    /// The header says that the domain is in use from now on, and after a crash, whose recovery has been told of
+    /// ([`Self::is_opened`]), that links across domains are to be compared.
     pub(crate) fn in_use(&self, h: &mut DomainHeader, after_crash: bool) {
         let mut f = h.flags.get() & !CLEAN;
         if after_crash {
             f |= NEEDS_GC;
+        } else {
+            self.is_opened(h);
         }
         h.flags = f.into();
-        h.mounts = (h.mounts.get().wrapping_add(1)).into();
         self.scratch_in_use(h);
         h.head_pos = self.journal.head().into();
     }

@@ -9,6 +9,7 @@
 //!
 //! A failure on the way fails the domain: nothing of the transaction was acknowledged.
 
+use super::serialise::WriteBatch;
 use super::tx::Tx;
 use super::work::{Share, Work};
 use super::{Domain, Enter};
@@ -25,10 +26,17 @@ use braidfs_format::journal::{
 use braidfs_format::node::NodeEntry;
 use braidfs_sync::phases::{self, Phase};
 use braidfs_sync::rounds::{Lead, Seen, Turn};
+use braidfs_sync::workers::Workers;
 use braidfs_sync::{PassWriteGuard, rank};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+/// Chunks of a journal, by where they go.
+type Sealed = Vec<(BlockAddr, Vec<u8>)>;
+
+/// Cells that one thread has written out before another has started.
+const FEW_CELLS: usize = 64;
 
 impl Domain {
     /// Makes everything durable that changed before the call, but for data that `data=writeback` leaves alone
@@ -89,6 +97,27 @@ impl Domain {
 
     /// Commits the running transaction, which is returned; `None` where it is empty. Under `commit_lock`.
     fn commit_running(&self, lead: &Lead<'_, Arc<Work>, rank::Work>) -> Result<Option<TxId>> {
+        let help = |work: &Work| {
+            self.help(work);
+            Ok(())
+        };
+        let Some((tx, made)) = self.write_running(lead, help)? else { return Ok(None) };
+        if self.keeps_journal() {
+            self.write_transaction(&tx, &made.records)?;
+            self.orphans_listed.store(made.listed, Ordering::Release);
+        }
+        self.apply_durable(&tx, made)?;
+        self.has_committed(&tx);
+        Ok(Some(tx.id))
+    }
+
+    /// Steps 1 and 2 of the module's list: what was running, and what it makes of the committed view. `help` writes the cells
+    /// out. Under `commit_lock`.
+    fn write_running(
+        &self,
+        lead: &Lead<'_, Arc<Work>, rank::Work>,
+        help: impl FnOnce(&Work) -> Result<()>,
+    ) -> Result<Option<(Arc<Tx>, Made)>> {
         let span = tracing::debug_span!("commit", domain = %self.id, tx = tracing::field::Empty).entered();
         let (tx, mut orphans) = {
             let mut gate = self.close_gate();
@@ -113,9 +142,10 @@ impl Domain {
         if helpers > 0 {
             lead.share(tx.id.0, work.clone(), helpers);
         }
-        self.help(&work);
+        let helped = help(&work);
         lead.take_back();
         let share = work.end()?;
+        helped?;
         let left_out = |c: &Arc<Cell>| c.state.read().durability.dirty_tx() == Some(tx.id);
         debug_assert!(
             planted(Bug::HelperForgotten) || !work.cells.iter().any(left_out),
@@ -125,14 +155,18 @@ impl Domain {
         tx.wait_io();
         self.check_writable()?;
         assert!(self.committed_tx() < tx.id, "{} commits after {}", tx.id, self.committed_tx());
-        self.finish(&tx, share, orphans)?;
+        let made = self.gather(&tx, share, orphans)?;
+        Ok(Some((tx, made)))
+    }
+
+    /// The transaction is durable, and the committed view says so.
+    fn has_committed(&self, tx: &Tx) {
         *self.committing.lock() = None;
         self.pending.store(0, Ordering::Release);
         self.durable.store(tx.id.0, Ordering::Relaxed);
         self.committed.store(tx.id.0, Ordering::Release);
         self.counters.commits.fetch_add(1, Ordering::Relaxed);
         self.vacated.prune(|d, t| self.committed_tx_of(d) >= t);
-        Ok(Some(tx.id))
     }
 
     /// Lets no operation into the gate, and waits for those that are inside.
@@ -144,8 +178,8 @@ impl Domain {
         self.gate.write()
     }
 
-    /// Steps 3 and 4 of the module's list.
-    fn finish(&self, tx: &Tx, mut share: Share, orphans: Vec<InodeNo>) -> Result<()> {
+    /// The last node blocks, and all records.
+    fn gather(&self, tx: &Tx, mut share: Share, orphans: Vec<InodeNo>) -> Result<Made> {
         // cells that operations of the next transaction serialised before they changed them
         let mut stray = tx.take_out();
         let mut node_facts = std::mem::take(&mut share.records);
@@ -168,13 +202,12 @@ impl Domain {
         if listed && !planted(Bug::OrphansLost) {
             records.push(Record::Orphans(orphans));
         }
+        Ok(Made { records, dead: share.dead, listed })
+    }
 
-        if self.keeps_journal() {
-            self.write_transaction(tx, &records)?;
-            self.orphans_listed.store(listed, Ordering::Release);
-        }
-
-        // durable from here on
+    /// Step 4 of the module's list.
+    fn apply_durable(&self, tx: &Tx, made: Made) -> Result<()> {
+        let Made { records, dead, .. } = made;
         let peers = tx.peers_so_far();
         self.peer_txs.lock().merge(&peers);
         let mut written = BlockAddr(0);
@@ -196,14 +229,14 @@ impl Domain {
         // checkpoint that lets them go has seen to their peers
         // (nothing elsewhere names one of a domain without a journal)
         let quarantines = self.keeps_journal();
-        for c in share.dead.iter().filter(|c| quarantines && c.kind == FileKind::Dir) {
+        for c in dead.iter().filter(|c| quarantines && c.kind == FileKind::Dir) {
             self.nodes.quarantine(c.ino.node());
             self.quarantined.lock().push(c.ino);
         }
         self.space.apply(&records, tx.id)?;
         self.nodes.apply(&records)?;
         // only now: whoever misses the cell must find the node table without the inode
-        for c in &share.dead {
+        for c in &dead {
             if let Body::Dir(b) = &c.state.read().body {
                 self.shared.forget_name_time(b.last_name_time());
             }
@@ -241,6 +274,25 @@ impl Domain {
 
     /// Writes the chunks, flushes, writes the commit record, flushes.
     fn write_transaction(&self, tx: &Tx, records: &[Record]) -> Result<()> {
+        let (parts, blocks) = self.chunks(tx, records)?;
+        let write_chunks = || {
+            self.write_blocks(&blocks)?;
+            planted::step(Bug::NoFlushBeforeCommit, || self.flush_devices())
+        };
+        let write_commit_record = || self.write_commit_record(tx, &parts, Store::write_batch_through);
+        planted::in_order(Bug::CommitBeforeChunks, write_chunks, write_commit_record)?;
+        planted::step(Bug::NoFlushAfterCommit, || self.flush_devices())
+    }
+
+    /// Writes the chunks; what the commit record says of them.
+    fn write_chunks(&self, tx: &Tx, records: &[Record]) -> Result<Vec<Record>> {
+        let (parts, blocks) = self.chunks(tx, records)?;
+        self.write_blocks(&blocks)?;
+        Ok(parts)
+    }
+
+    /// What the commit record says of the chunks that hold `records`, and these.
+    fn chunks(&self, tx: &Tx, records: &[Record]) -> Result<(Vec<Record>, Sealed)> {
         let room = self.chunk_blocks_max() as usize * 4096 - CHUNK_HEADER_BYTES;
         let mut bodies: Vec<Vec<u8>> = vec![Vec::new()];
         for r in records {
@@ -270,19 +322,15 @@ impl Domain {
             parts.push(Record::Part { pos, crc });
             blocks.push((addr, bytes));
         }
-        let write_chunks = || {
-            self.write_blocks(&blocks)?;
-            planted::step(Bug::NoFlushBeforeCommit, || self.flush_devices())
-        };
-        let write_commit_record = || {
-            let mut body = Vec::new();
-            Record::After(TxId(self.durable.load(Ordering::Relaxed))).encode(&mut body);
-            parts.iter().for_each(|p| p.encode(&mut body));
-            let (addr, bytes, ..) = self.chunk(ChunkKind::Commit, tx.id, 0, &body)?;
-            self.write_blocks_by(&[(addr, bytes)], Store::write_batch_through)
-        };
-        planted::in_order(Bug::CommitBeforeChunks, write_chunks, write_commit_record)?;
-        planted::step(Bug::NoFlushAfterCommit, || self.flush_devices())
+        Ok((parts, blocks))
+    }
+
+    fn write_commit_record(&self, tx: &Tx, parts: &[Record], write: WriteBatch) -> Result<()> {
+        let mut body = Vec::new();
+        Record::After(TxId(self.durable.load(Ordering::Relaxed))).encode(&mut body);
+        parts.iter().for_each(|p| p.encode(&mut body));
+        let (addr, bytes, ..) = self.chunk(ChunkKind::Commit, tx.id, 0, &body)?;
+        self.write_blocks_by(&[(addr, bytes)], write)
     }
 
     /// Longest chunk: short journals are written in smaller pieces.
@@ -329,6 +377,86 @@ impl Domain {
         blocks.iter().for_each(|(_, b)| self.budget.charge_run(Way::Write, b.len()));
         let ops: Vec<_> = blocks.iter().map(|(a, b)| (*a, vec![b.as_slice()])).collect();
         Ok(write(&self.store, &ops)?)
+    }
+}
+
+/// A commit whose chunks are written, and not yet durable ([`Domain::begin_commit`]).
+pub(crate) struct Chunked<'d> {
+    lead: Lead<'d, Arc<Work>, rank::Work>,
+    tx: Arc<Tx>,
+    made: Made,
+    /// The chunks that the commit record names.
+    parts: Vec<Record>,
+}
+
+/// What a transaction makes of the committed view once it is durable.
+struct Made {
+    records: Vec<Record>,
+    /// Cells of inodes that are gone.
+    dead: Vec<Arc<Cell>>,
+    /// It lists orphans.
+    listed: bool,
+}
+
+/// The commits of several domains in steps, each for all of them before the next ([`crate::volume`]). Nobody else may commit
+/// meanwhile: recovery runs alone.
+impl Domain {
+    /// The first step: cells are written out, with the help of `workers` that have nothing else to do, and the chunks of the
+    /// journal. `None` where nothing changed, or where somebody else has committed it. A flush of the domain's devices must follow.
+    ///
+    /// # Errors
+    /// Of the device: the domain is then read-only.
+    pub(crate) fn begin_commit(&self, workers: &Workers) -> Result<Option<Chunked<'_>>> {
+        let running = self.running();
+        let over = || self.committed_tx() >= running || self.failed().is_some();
+        let Turn::Lead(lead) = self.rounds.turn(running.0, &mut Seen::default(), over) else {
+            return self.commit_upto(running).map(|()| None);
+        };
+        let panics = self.fail_on_panic("a commit");
+        let one = self.commit_lock.lock();
+        let chunked = self.write_running(&lead, |work| {
+            let threads = workers.threads_for(work.cells.len(), FEW_CELLS);
+            let help = |_: usize| {
+                self.help(work);
+                Ok::<_, Error>(())
+            };
+            workers.each(threads, 1, help).map(|_| ())
+        });
+        let chunked = chunked
+            .and_then(|made| made.map(|(tx, made)| Ok((self.write_chunks(&tx, &made.records)?, tx, made))).transpose());
+        drop(one);
+        panics.disarm();
+        match chunked.inspect_err(|e| self.fail(e))? {
+            Some((parts, tx, made)) => Ok(Some(Chunked { lead, tx, made, parts })),
+            None => {
+                lead.nothing_to_do();
+                Ok(None)
+            }
+        }
+    }
+
+    /// The second step: the chunks are durable, the commit record is written. A flush must follow.
+    ///
+    /// # Errors
+    /// As [`Self::begin_commit`].
+    pub(crate) fn record_commit(&self, c: &Chunked<'_>) -> Result<()> {
+        self.write_commit_record(&c.tx, &c.parts, Store::write_batch).inspect_err(|e| self.fail(e))
+    }
+
+    /// The last step: the transaction is durable.
+    ///
+    /// # Errors
+    /// As [`Self::begin_commit`].
+    pub(crate) fn end_commit(&self, c: Chunked<'_>) -> Result<()> {
+        let panics = self.fail_on_panic("a commit");
+        let one = self.commit_lock.lock();
+        self.orphans_listed.store(c.made.listed, Ordering::Release);
+        let ended = self.apply_durable(&c.tx, c.made).map(|()| self.has_committed(&c.tx));
+        drop(one);
+        panics.disarm();
+        ended.inspect_err(|e| self.fail(e))?;
+        c.lead.finish(c.tx.id.0);
+        Ok(())
     }
 }
 

@@ -253,6 +253,8 @@ pub struct Layers {
     pub nodes: NodeTable,
     /// Head and tail of its journal.
     pub journal: Journal,
+    /// The transaction that runs first.
+    pub first_tx: TxId,
 }
 
 impl Domain {
@@ -265,7 +267,7 @@ impl Domain {
         layers: Layers,
         header: HeaderPair,
     ) -> Self {
-        let Layers { mut space, mut nodes, journal } = layers;
+        let Layers { mut space, mut nodes, journal, first_tx } = layers;
         let kept = header.header.tenant_flags.get() & KEPT_FOR_TENANTS != 0;
         let tenant_root = header.header.tenant_root.get();
         let devices = if tenant_root > 0 { header.header.tenant_devices.get() } else { 0 };
@@ -277,7 +279,7 @@ impl Domain {
         space.set_hard_limit(Some(header.header.tenant_blocks.get()).filter(|n| *n > 0), 0);
         space.limit(shared.table_bytes);
         nodes.limit(shared.table_bytes);
-        let last = header.header.last_tx.get();
+        let last = first_tx.0 - 1;
         if shared.options.discard {
             space.note_freed();
         }
@@ -288,7 +290,7 @@ impl Domain {
         memory.set_limits(held.least, held.most);
         let short = (journal.blocks() as usize * 4096 / SHORT_PART).min(pinned_max / 4);
         let helpers_max = if ablation::is_on(Switch::Leader) { 0 } else { shared.cpus };
-        let tx = Arc::new(Tx::new(TxId(last + 1), short));
+        let tx = Arc::new(Tx::new(first_tx, short));
         Self {
             id,
             store,

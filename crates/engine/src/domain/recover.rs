@@ -49,6 +49,9 @@ impl Domain {
             tracing::warn!("{id}: its header says unmounted, its journal goes on: replayed");
             header.header.flags = (header.header.flags.get() & !CLEAN).into();
         }
+        let replays = header.header.flags.get() & CLEAN == 0 && replay_it && !discards;
+        // while the tables are opened
+        let ahead = if replays { journal.read_ahead(&shared.workers) } else { None };
         let log = Run { addr: journal.addr(0), len: header.header.journal_blocks.get() };
         let last = Checkpointed::of(&header.header);
         let space = Space::open(store.clone(), id, mlogs, groups, Some(log), Some(last))?;
@@ -57,6 +60,7 @@ impl Domain {
         let mut rec = Recovered::default();
         let mut keep = None;
         let mut durable = header.header.last_tx.get();
+        let mut newest = durable;
         let mut unread = None;
         if discards {
             // else it may be in use at this moment
@@ -68,9 +72,9 @@ impl Domain {
             }
             // chunks of a rest that the crash cut off must not lie where the journal goes on
             let (chunks, end) = if replay_it { journal.scan(&shared.workers)? } else { (Vec::new(), journal.head()) };
-            let newest = chunks.iter().map(|c| c.tx.0).max().unwrap_or(0);
+            newest = chunks.iter().map(|c| c.tx.0).max().unwrap_or(0).max(newest);
             let head = end.max(journal.head());
-            header.header.last_tx = header.header.last_tx.get().max(newest).into();
+            header.header.last_tx = newest.into();
             (header.header.head_pos, header.header.tail_pos) = (head.into(), head.into());
             journal.set_head(head);
             journal.release(head);
@@ -84,20 +88,19 @@ impl Domain {
                 emptied => emptied?,
             }
             durable = header.header.last_tx.get();
-        } else if header.header.flags.get() & CLEAN == 0 && replay_it {
+            newest = durable;
+        } else if replays {
             let _span = tracing::debug_span!("replay", domain = %id).entered();
             rec.dirty = true;
             let workers = &shared.workers;
-            let (chunks, end) = journal.scan(workers)?;
+            let (chunks, end) = journal.scan_read(ahead, workers)?;
             rec.traces = journal.traces(&chunks, end, header.header.last_tx.get())?;
             let tables = Tables { geometry: store.geometry(), space: &space, nodes: &nodes };
             let last = replay(id, &chunks, &tables, &header.header, workers, &mut rec)?;
             rec.forward = merge(&store, &chunks, last, workers, &mut rec.claims)?;
             durable = last;
-            // the recovery transaction is newer than everything seen
-            let newest = chunks.iter().map(|c| c.tx.0).max().unwrap_or(0).max(last);
-            header.header.last_tx = newest.into();
-            keep = (!chunks.is_empty()).then(|| (newest, journal.tail()));
+            newest = chunks.iter().map(|c| c.tx.0).max().unwrap_or(0).max(last);
+            keep = (!chunks.is_empty()).then(|| journal.tail());
             journal.set_head(end.max(journal.head()));
         }
         if rec.dirty
@@ -105,11 +108,13 @@ impl Domain {
         {
             return Err(why.into());
         }
-        let d = Self::new(id, store, shared, peers, Layers { space, nodes, journal }, header);
+        // the recovery transaction, or the first one, is newer than everything seen, and than what left no trace
+        let first_tx = TxId(header.header.first_tx(newest));
+        let d = Self::new(id, store, shared, peers, Layers { space, nodes, journal, first_tx }, header);
         d.durable.store(durable, std::sync::atomic::Ordering::Relaxed);
-        if let Some((newest, tail)) = keep {
+        if let Some(tail) = keep {
             // nothing is given up before the recovery transaction is durable
-            d.first_pos.lock().keep_for_recovery(newest + 1, tail);
+            d.first_pos.lock().keep_for_recovery(first_tx.0, tail);
         }
         if let Some(why) = doubt.map(Into::into).or(unread) {
             d.fail(&why);
@@ -224,8 +229,9 @@ impl Domain {
         self.touch(e.tx(), &cell, &mut st)?;
         // the state is the record's: whoever waits for a later version of this inode must not take it for that
         st.durability.recovery_keeps_version(inode.version);
+        let (parent, named) = (st.links.first().map_or(InodeNo(0), |l| l.parent), st.link_seq);
         drop(st);
         self.cells.insert_new(cell.clone());
-        Ok(Some(Forwarded { cell, old_links }))
+        Ok(Some(Forwarded { is_dir: cell.kind == FileKind::Dir, cell, old_links, parent, named }))
     }
 }

@@ -35,6 +35,12 @@ pub struct Forwarded {
     pub cell: Arc<Cell>,
     /// Its committed links.
     pub old_links: Vec<Link>,
+    /// The directory of its first link; 0 without one.
+    pub parent: InodeNo,
+    /// When it got its names, in logical time.
+    pub named: u64,
+    /// It is a directory.
+    pub is_dir: bool,
 }
 
 /// The newest roll-forward records of an inode: its own and its overflow nodes'.

@@ -137,22 +137,21 @@ impl Tables<'_> {
         let mut one = |at: usize| {
             let c = &committed[at];
             let mut failed = None;
-            for r in c.parts.iter().flat_map(|p| p.iter()) {
-                let RecordRef::Table(r) = r else { continue };
-                if share.of > 1 && !share.has(group_of(self.geometry, r)) {
-                    continue;
-                }
-                match r {
-                    TableRecord::Node { node, entry } if failed.is_none() => {
+            let ours = |group: &dyn Fn() -> u32| share.of == 1 || share.has(group());
+            for p in &c.parts {
+                let set = |node, entry| {
+                    if failed.is_none() && ours(&|| group_of_node(self.geometry, node)) {
                         failed = nodes.set(node, entry).err().map(|why| ((at, true), why));
                     }
-                    TableRecord::Node { .. } => {}
-                    _ if planted(Bug::BitmapNotReplayed) => {}
-                    r => {
-                        if let Err(why) = space.apply(r, c.tx) {
-                            return Some(((at, false), why));
-                        }
-                    }
+                    Ok(())
+                };
+                let apply = |r| match r {
+                    _ if planted(Bug::BitmapNotReplayed) => Ok(()),
+                    r if ours(&|| group_of(self.geometry, r)) => space.apply(r, c.tx),
+                    _ => Ok(()),
+                };
+                if let Err(why) = p.tables(set, apply) {
+                    return Some(((at, false), why));
                 }
             }
             failed
@@ -172,8 +171,12 @@ fn group_of(geometry: Geometry, r: TableRecord) -> u32 {
         TableRecord::Alloc { addr, .. } | TableRecord::Free { addr, .. } | TableRecord::Live { addr, .. } => {
             geometry.group_of(addr)
         }
-        TableRecord::Node { node, .. } => geometry.node_place(node).map_or(0, |(group, _)| group),
+        TableRecord::Node { node, .. } => group_of_node(geometry, node),
     }
+}
+
+fn group_of_node(geometry: Geometry, node: NodeId) -> u32 {
+    geometry.node_place(node).map_or(0, |(group, _)| group)
 }
 
 /// What the transactions say beside their tables.

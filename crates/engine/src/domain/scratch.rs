@@ -35,6 +35,10 @@ use std::sync::atomic::Ordering;
 /// are gone is taken for one that is made later.
 const GENERATIONS: u32 = 1 << 20;
 
+/// Numbers of transactions that it skips: more than one mount commits without a journal, of which nothing tells. So no node
+/// block that one of them wrote is taken for one that is written later.
+const TRANSACTIONS: u64 = 1 << 20;
+
 /// Bytes of extended attributes that such a root directory may have: its header keeps them.
 pub(crate) const SCRATCH_ROOT_XATTRS: usize = 2048;
 
@@ -233,7 +237,8 @@ pub(crate) fn empty(
     let root = root_of(header)?;
     nodes.free_all(GENERATIONS)?;
     space.free_all()?;
-    let tx = TxId(header.last_tx.get());
+    let tx = TxId(header.last_tx.get().saturating_add(TRANSACTIONS));
+    header.last_tx = tx.0.into();
     space.reserve(1, true)?;
     let addr = space.alloc(0, Class { kind: SegmentKind::Node, temperature: Temperature::Hot }, 1, None)?.addr;
     let mut block = NodeBlockBuilder::default();

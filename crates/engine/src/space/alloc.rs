@@ -91,7 +91,7 @@ impl Space {
 
     /// A segment is no longer the active one of a log: it becomes anybody's.
     pub(super) fn leave(&self, seg: &SegmentRef) {
-        seg.group.segments[seg.index as usize].state.lock().active = false;
+        seg.group.leave(seg.index);
         self.offer(seg);
     }
 
@@ -99,13 +99,14 @@ impl Space {
     fn take_any(&self, want: u32) -> Option<Run> {
         let groups: Vec<_> = self.groups.read().values().cloned().collect();
         for _ in 0..LAST_SCANS {
-            for group in groups.iter().filter(|g| g.free() > 0) {
+            for group in &groups {
                 let found = (0..group.segments.len() as u32).find_map(|index| group.take(index, want, 0));
                 if found.is_some() {
                     return found;
                 }
             }
-            if groups.iter().all(|g| g.free() == 0) {
+            // by the segments: what is counted in the group is a hint
+            if groups.iter().flat_map(|g| &g.segments).all(|s| s.free() == 0) {
                 return None;
             }
             // the last blocks may be those that are being discarded

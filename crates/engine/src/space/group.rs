@@ -12,7 +12,10 @@ use braidfs_format::group::{GroupHeader, OWNERS_PER_BLOCK, Owner, SegmentEntry, 
 use braidfs_format::{BLOCK_BYTES, BlockAddr, Corrupt, DomainId};
 use braidfs_sync::{Mutex, rank};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+
+/// Looks at which segments are active, before all are counted.
+const LOOKS: usize = 3;
 
 /// A group of the domain.
 #[derive(Debug)]
@@ -21,8 +24,11 @@ pub(super) struct Group {
     /// Of the claim by which the domain has it.
     pub epoch: u32,
     pub segments: Box<[Segment]>,
-    /// Data blocks that nothing uses.
-    free: AtomicU32,
+    /// Data blocks that nothing uses, but for those of segments in `active`: these are counted in the segments alone, so that
+    /// logs which write to segments of one group do not write to one line for each block.
+    idle: AtomicU32,
+    /// Bit `i`: some mlog writes to segment `i`. Changes under the lock of that segment's state.
+    active: AtomicU32,
     /// Blocks that can be allocated at all.
     total_blocks: u32,
     /// Which copy of the segment table is current.
@@ -38,8 +44,9 @@ pub(super) struct Group {
     closed: AtomicBool,
 }
 
-/// A segment of it.
+/// A segment of it. Logs write to segments side by side: no line is of two.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(super) struct Segment {
     pub start: BlockAddr,
     /// Blocks that are never allocated.
@@ -121,13 +128,14 @@ impl Group {
             let overlaps = journal.start < first + SEGMENT_BLOCKS && journal.end > first && !journal.is_empty();
             segments.push(Segment::new(geometry.segment_start(number, i), entry, fixed, overlaps));
         }
-        let free = segments.iter().map(Segment::free).sum();
+        let idle = segments.iter().map(Segment::free).sum();
         let total_blocks = segments.iter().map(Segment::total).sum();
         Ok(Some(Self {
             number,
             epoch,
             segments: segments.into(),
-            free: AtomicU32::new(free),
+            idle: AtomicU32::new(idle),
+            active: AtomicU32::new(0),
             total_blocks,
             table: Mutex::new(PairCopy { index: table.copy, seq: table.seq }),
             counts,
@@ -138,13 +146,46 @@ impl Group {
         }))
     }
 
-    /// Data blocks that nothing uses.
+    /// Data blocks that nothing uses. Takes no lock: where a log takes or leaves a segment meanwhile, a hint.
     pub fn free(&self) -> u32 {
-        self.free.load(Relaxed)
+        let mut active = self.active.load(Acquire);
+        for _ in 0..LOOKS {
+            let idle = self.idle.load(Acquire);
+            let of = |i: &usize| active >> i & 1 == 1;
+            let free = (0..self.segments.len()).filter(of).map(|i| self.segments[i].free()).sum::<u32>() + idle;
+            let now = self.active.load(Acquire);
+            if now == active {
+                return free;
+            }
+            active = now;
+        }
+        self.segments.iter().map(Segment::free).sum()
     }
     /// Blocks that can be allocated at all.
     pub fn total(&self) -> u32 {
         self.total_blocks
+    }
+    /// Makes segment `index` active for `class` where it is not yet and `ok` holds.
+    pub fn activate(&self, index: u32, class: Class, ok: impl FnOnce(&Segment) -> bool) -> bool {
+        let segment = &self.segments[index as usize];
+        let mut state = segment.state.lock();
+        if state.active || state.discarding || !ok(segment) {
+            return false;
+        }
+        (state.active, state.cursor) = (true, 0);
+        state.kind = class.kind;
+        self.active.fetch_or(1 << index, Release);
+        self.idle.fetch_sub(segment.free(), Release);
+        true
+    }
+    /// No log writes to segment `index` any more.
+    pub fn leave(&self, index: u32) {
+        let segment = &self.segments[index as usize];
+        let mut state = segment.state.lock();
+        if std::mem::take(&mut state.active) {
+            self.idle.fetch_add(segment.free(), Release);
+            self.active.fetch_and(!(1 << index), Release);
+        }
     }
 
     /// Whether no block is used that could be unused, and the journal lies elsewhere. Takes no lock: a hint.
@@ -246,7 +287,9 @@ impl Group {
         let new = bitmap::count(&bitmap::and_not(bits, &state.used));
         bitmap::or(&mut state.used, bits);
         segment.free.fetch_sub(new, Relaxed);
-        self.free.fetch_sub(new, Relaxed);
+        if !state.active {
+            self.idle.fetch_sub(new, Relaxed);
+        }
         new
     }
 
@@ -255,7 +298,9 @@ impl Group {
         let old = bitmap::count(&bitmap::and(bits, &state.used));
         bitmap::clear(&mut state.used, bits);
         segment.free.fetch_add(old, Relaxed);
-        self.free.fetch_add(old, Relaxed);
+        if !state.active {
+            self.idle.fetch_add(old, Relaxed);
+        }
         old
     }
 
@@ -367,18 +412,55 @@ impl Segment {
     pub fn is_fresh(&self) -> bool {
         self.total() > 0 && self.free() == self.total()
     }
-    /// Makes it active for `class` where it is not yet and `ok` holds.
-    pub fn activate(&self, class: Class, ok: impl FnOnce(&Self) -> bool) -> bool {
-        let mut state = self.state.lock();
-        if state.active || state.discarding || !ok(self) {
-            return false;
-        }
-        (state.active, state.cursor) = (true, 0);
-        state.kind = class.kind;
-        true
-    }
     /// The kind of the segment after an allocation of `kind`.
     pub fn kind_after(&self, kind: SegmentKind) -> SegmentKind {
         if self.journal { SegmentKind::Journal } else { kind }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Space;
+    use super::super::testdev::store;
+    use super::*;
+    use braidfs_format::group::Temperature;
+
+    const D: DomainId = DomainId(0);
+    const WARM: Class = Class { kind: SegmentKind::Data, temperature: Temperature::Warm };
+
+    /// What two logs take and commits free in their segments writes to no line of the group, and is not forgotten there.
+    #[test]
+    fn logs_that_write_to_one_group_count_in_their_segments() {
+        let (_, store) = store(4, 1, 2048);
+        Space::init_group(&store, D, 0, 1, None).unwrap();
+        let group = Group::open(&store, D, 0, None, u64::MAX).unwrap().unwrap();
+        let total = group.total();
+        assert!(group.is_empty() && group.activate(1, WARM, |_| true) && group.activate(3, WARM, |_| true));
+        assert!(!group.activate(3, WARM, |_| true), "two logs have it");
+        assert!(group.is_empty());
+        let idle = || group.idle.load(Relaxed);
+        let before = idle();
+        for _ in 0..50 {
+            assert_eq!(group.take(1, 3, 1).map(|r| r.len), Some(3));
+            assert_eq!(group.take(3, 2, 1).map(|r| r.len), Some(2));
+        }
+        let segment = &group.segments[1];
+        let freed = group.clear_used(segment, &mut segment.state.lock(), &bitmap::mask(0, 30));
+        assert_eq!(freed, 30);
+        assert_eq!(idle(), before, "a block of a log's segment was counted in the group");
+        assert_eq!(group.free(), total - 250 + 30);
+        for index in [1, 3, 3] {
+            group.leave(index);
+            assert_eq!(group.free(), total - 250 + 30);
+        }
+        assert_eq!(idle(), total - 250 + 30);
+        // nobody's segment
+        let freed = group.clear_used(segment, &mut segment.state.lock(), &bitmap::mask(30, 120));
+        assert_eq!((freed, group.free(), idle()), (120, total - 100, total - 100));
+    }
+
+    #[test]
+    fn no_line_is_of_two_segments() {
+        assert_eq!((align_of::<Segment>(), size_of::<Segment>() % 64), (64, 0));
     }
 }

@@ -40,7 +40,7 @@ impl Space {
         while pool.len() > keep {
             let seg = pool.pop(class, from)?;
             self.note_free(pool.len());
-            if seg.group.segments[seg.index as usize].activate(class, |s| s.is_fresh() && !seg.group.is_closed()) {
+            if seg.group.activate(seg.index, class, |s| s.is_fresh() && !seg.group.is_closed()) {
                 return Some(seg);
             }
         }
@@ -60,7 +60,7 @@ impl Space {
             let best = pool.slack.iter().rposition(|(kind, _)| *kind == class.kind);
             if let Some(at) = best.or_else(|| pool.slack.len().checked_sub(1).filter(|_| scanned)) {
                 let (_, seg) = pool.slack.remove(at);
-                if seg.group.segments[seg.index as usize].activate(class, |s| s.free() > 0 && !seg.group.is_closed()) {
+                if seg.group.activate(seg.index, class, |s| s.free() > 0 && !seg.group.is_closed()) {
                     return Some(seg);
                 }
             } else if scanned {

@@ -269,8 +269,9 @@ impl MountedVolume {
             self.maybe_stale.store(true, Ordering::Relaxed);
             // Only the daemon may have died: what was read so far need not be durable. Nothing may be written upon it before.
             self.store.flush()?;
+            self.tell_of_recovery()?;
             let judged = self.reconcile(recovered)?;
-            planted::in_order(Bug::JudgedEarly, || self.commit_all(), || self.forget_judged(&judged))?;
+            planted::in_order(Bug::JudgedEarly, || self.commit_recovered(), || self.forget_judged(&judged))?;
         }
         self.shared.recovering.store(false, Ordering::Relaxed);
         // the GC of an earlier mount has not finished: entries may be stale still

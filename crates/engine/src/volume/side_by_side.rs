@@ -18,7 +18,18 @@ use std::io;
 type Going<'d, T> = Vec<(&'d Domain, T)>;
 
 impl MountedVolume {
-    /// The headers of all domains that work say that these are in use ([`Domain::mark_used`]).
+    /// The headers of all domains that work say that a recovery begins, which writes from now on ([`Domain::is_opened`]).
+    ///
+    /// # Errors
+    /// Of a device.
+    pub(super) fn tell_of_recovery(&self) -> Result<()> {
+        let mut all = Steps::of(self);
+        let told = all.step(all.working(), |d, ()| d.change_header(|h| d.is_opened(h)));
+        all.flush(told, |_| vec![0]).into_iter().for_each(|(d, seq)| d.header_is_durable(seq));
+        all.outcome
+    }
+
+    /// The headers of all domains that work say that these are in use ([`Domain::in_use`]).
     ///
     /// # Errors
     /// Of a device.
@@ -39,6 +50,24 @@ impl MountedVolume {
             d.header_is_durable(seq);
             d.begin_scratch();
         });
+        all.outcome
+    }
+
+    /// Commits the recovery transactions of all domains, in steps: one flush before and one behind the commit records of all.
+    ///
+    /// # Errors
+    /// The first one; domains that had one are read-only.
+    pub(super) fn commit_recovered(&self) -> Result<()> {
+        if self.shared.options.serial || planted(Bug::CommitBeforeChunks) {
+            return self.commit_all();
+        }
+        let mut all = Steps::of(self);
+        let begun = all.step(all.working(), |d, ()| d.begin_commit(&d.shared.workers));
+        let chunked: Going<'_, _> = begun.into_iter().filter_map(|(d, c)| c.map(|c| (d, c))).collect();
+        let durable = all.flush_groups(chunked, Bug::NoFlushBeforeCommit);
+        let recorded = all.step(durable, |d, c| d.record_commit(&c).map(|()| c));
+        let committed = all.flush_groups(recorded, Bug::NoFlushAfterCommit);
+        all.step(committed, |d, c| d.end_commit(c));
         all.outcome
     }
 
@@ -145,6 +174,11 @@ impl<'m> Steps<'m> {
         on
     }
 
+    /// Flushes the devices on which the domains have groups, but with the bug; those that go on.
+    fn flush_groups<A>(&mut self, going: Going<'m, A>, missing: Bug) -> Going<'m, A> {
+        if planted(missing) { going } else { self.flush(going, |d| d.store.devices_of(d.space.groups())) }
+    }
+
     /// Checkpoints each, as [`Domain::checkpoint`] does one; those that go on.
     fn checkpoint(&mut self, going: Going<'m, ()>) -> Going<'m, ()> {
         // A thread may hold many of these locks as long as it waits for none: who holds one may wait for another domain.
@@ -160,11 +194,7 @@ impl<'m> Steps<'m> {
             d.write_home(&begun, &[]).inspect_err(|e| d.fail(e))?;
             Ok(begun)
         });
-        let durable = if planted(Bug::HomesUnflushed) {
-            homes
-        } else {
-            self.flush(homes, |d| d.store.devices_of(d.space.groups()))
-        };
+        let durable = self.flush_groups(homes, Bug::HomesUnflushed);
         let told = self.step(durable, |d, begun| {
             let told = d.tell_checkpoint(&begun).inspect_err(|e| d.fail(e))?;
             Ok((begun, told))

@@ -6,7 +6,7 @@
 //! taken a block for a beginning which is the inside of that chunk: a record may hold bytes that look like a chunk. The walk
 //! passes these over, and looks for itself where one of them hides what it needs. So the result is that of a walk of one thread.
 
-use super::Ring;
+use super::{Ahead, Ring};
 use crate::{Error, Result};
 use braidfs_device::AlignedBuf;
 use braidfs_format::journal::{CHUNK_MAX_BLOCKS, Chunk, decode_chunk, peek_chunk};
@@ -68,40 +68,27 @@ struct Piece {
 }
 
 impl<R: Reading> Scan<'_, R> {
-    pub fn run(self, workers: &Workers) -> Result<(Vec<Chunk>, u64)> {
-        let pieces = self.pieces();
+    pub fn run(self, workers: &Workers, ahead: Option<Ahead>) -> Result<(Vec<Chunk>, u64)> {
+        let pieces = self.ring.pieces(self.tail);
         // a thread starts sooner than so many blocks are read
-        let grain = PIECE_MAX / self.piece_blocks();
-        let pieces = workers.each_with(pieces.len(), grain as usize, Window::default, |window, i| {
+        let grain = PIECE_MAX / self.ring.piece_blocks();
+        let mut found = workers.each_with(pieces.len(), grain as usize, Window::default, |window, mut i| {
+            if let Some(ahead) = &ahead
+                && let Some((next, read)) = ahead.next()
+            {
+                i = next;
+                window.take_over(&self, pieces[i], read, ahead)?;
+            }
             let (first, end) = pieces[i];
-            self.search(window, first, end)
+            Ok::<_, Error>((i, self.search(window, first, end)?))
         })?;
-        self.walk(pieces)
+        found.sort_unstable_by_key(|(i, _)| *i);
+        self.walk(found.into_iter().map(|(_, piece)| piece).collect())
     }
 
     /// The position behind the lap.
     fn lap(&self) -> u64 {
-        self.tail.saturating_add(self.ring.blocks)
-    }
-
-    /// Blocks of a piece, fewer only where the ring or the lap ends.
-    fn piece_blocks(&self) -> u64 {
-        (self.ring.blocks / 4).clamp(1, PIECE_MAX)
-    }
-
-    /// First positions of the pieces, and those behind them.
-    fn pieces(&self) -> Vec<(u64, u64)> {
-        let (blocks, lap) = (self.ring.blocks, self.lap());
-        let most = self.piece_blocks();
-        let mut pieces = Vec::new();
-        let mut first = self.tail;
-        while first < lap {
-            let to_end_of_ring = blocks - first % blocks;
-            let end = first.saturating_add(most.min(to_end_of_ring)).min(lap);
-            pieces.push((first, end));
-            first = end;
-        }
-        pieces
+        self.ring.lap(self.tail)
     }
 
     fn search(&self, window: &mut Window, first: u64, end: u64) -> Result<Piece> {
@@ -185,6 +172,33 @@ impl<R: Reading> Scan<'_, R> {
     }
 }
 
+impl Ring {
+    /// The position behind the lap from `tail` on.
+    fn lap(&self, tail: u64) -> u64 {
+        tail.saturating_add(self.blocks)
+    }
+
+    /// Blocks of a piece, fewer only where the ring or the lap ends.
+    fn piece_blocks(&self) -> u64 {
+        (self.blocks / 4).clamp(1, PIECE_MAX)
+    }
+
+    /// First positions of the pieces of the lap from `tail` on, and those behind them.
+    pub(super) fn pieces(&self, tail: u64) -> Vec<(u64, u64)> {
+        let (blocks, lap) = (self.blocks, self.lap(tail));
+        let most = self.piece_blocks();
+        let mut pieces = Vec::new();
+        let mut first = tail;
+        while first < lap {
+            let to_end_of_ring = blocks - first % blocks;
+            let end = first.saturating_add(most.min(to_end_of_ring)).min(lap);
+            pieces.push((first, end));
+            first = end;
+        }
+        pieces
+    }
+}
+
 impl Found {
     /// How far it is to what may begin behind it.
     fn blocks(&self) -> u64 {
@@ -205,6 +219,29 @@ struct Window {
 }
 
 impl Window {
+    /// Has a piece in memory that was read, or not, from now on.
+    fn take_over<R: Reading>(
+        &mut self,
+        scan: &Scan<'_, R>,
+        (first, end): (u64, u64),
+        read: Result<AlignedBuf>,
+        ahead: &Ahead,
+    ) -> Result<()> {
+        self.blocks = 0;
+        if let Some(old) = self.buf.take() {
+            ahead.give_back(old);
+        }
+        let buf = match read {
+            Ok(buf) => buf,
+            Err(why) => {
+                scan.reading.unreadable(why)?;
+                AlignedBuf::zeroed((end - first) as usize * BLOCK_BYTES)
+            }
+        };
+        (self.first, self.blocks, self.buf) = (first % scan.ring.blocks, end - first, Some(buf));
+        Ok(())
+    }
+
     /// The ring from block `at` on: at least `blocks`, fewer only where the ring ends. Where they are not in memory, all of
     /// `ahead` are read, which are wanted next. Whoever goes beyond these twice has met a torn chunk, and may meet one in each
     /// block up to there: then all that they can claim is read at once, and not anew for each.
