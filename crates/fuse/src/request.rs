@@ -252,14 +252,19 @@ impl Answer {
 
     /// Appends `part` as it is.
     pub fn put_bytes(&mut self, part: &[u8]) {
-        self.room(part.len()).copy_from_slice(part);
-        self.end += part.len();
+        self.extend(part.len()).copy_from_slice(part);
     }
 
-    /// Pads the body to 8 bytes (the header has 16).
-    pub fn pad(&mut self) {
-        let pad = self.len().next_multiple_of(8) - self.len();
-        self.put_bytes(&[0; 8][..pad]);
+    /// Makes the body so much longer; what is new holds garbage, all of which the caller replaces.
+    pub fn extend(&mut self, len: usize) -> &mut [u8] {
+        self.end += len;
+        let (begin, end) = (self.end - len, self.end);
+        if let Store::Heap(bytes) = &mut self.store
+            && end > bytes.len()
+        {
+            bytes.resize(end, 0);
+        }
+        &mut self.memory()[begin..end]
     }
 
     /// Has `fill` write a body of at most `len` bytes and tell how many it wrote. The slice it gets holds garbage.
@@ -293,13 +298,10 @@ impl Answer {
     }
 
     fn room(&mut self, len: usize) -> &mut [u8] {
-        let (begin, end) = (self.end, self.end + len);
-        if let Store::Heap(bytes) = &mut self.store
-            && end > bytes.len()
-        {
-            bytes.resize(end, 0);
-        }
-        &mut self.memory()[begin..end]
+        let begin = self.end;
+        self.extend(len);
+        self.end = begin;
+        &mut self.memory()[begin..begin + len]
     }
 }
 
@@ -400,7 +402,7 @@ mod tests {
     fn answer_is_framed_and_reused() {
         let mut a = Answer::new(64);
         a.put_bytes(b"abc");
-        a.pad();
+        a.extend(5).fill(0);
         assert_eq!(a.body(), b"abc\0\0\0\0\0");
         a.clear();
         a.fill::<Errno>(10, |b| {

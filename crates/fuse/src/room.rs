@@ -23,7 +23,8 @@
 //! ([`Becoming`]).
 //!
 //! **Who looks.** Whoever takes room looks at that of the domain ([`BraidFs::watch_room`]). A domain may become tight by what
-//! others take, while the volume sees no write to a file of it, so all domains are looked at now and then.
+//! others take, while the volume sees no write to a file of it, so all domains are looked at now and then. As long as no domain
+//! is tight or limited, a thread looks after each 64 KiB only.
 //!
 //! **Limits.** The room of a domain with a limit of its own (a tenant's) says nothing of its neighbours', and the kernel has one
 //! bound for the whole mount. So such domains are left out when that is set, and a tight one does not restrict it: what
@@ -56,6 +57,7 @@ use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -80,11 +82,23 @@ const LOOK: Duration = Duration::from_millis(5);
 /// file is removed just then.
 const HOLD_BACK: Duration = Duration::from_secs(2);
 
+/// A thread takes so many between two looks at the room.
+const UNSEEN_BYTES: u64 = 64 << 10;
+/// A request counts as so many at least: it takes room for metadata.
+const REQUEST_BYTES: u64 = 4 << 10;
+
+thread_local! {
+    /// Bytes that this thread has taken since it looked at the room, of whichever domain.
+    static UNSEEN: Cell<u64> = const { Cell::new(0) };
+}
+
 /// Which domains are tight. Read by all threads, written only when one changes.
 pub(crate) struct Tight {
     domains: Box<[Domain]>,
     /// Some domain is, or was: mostly none ever is, and who asks for one of a file looks no further.
     ever: CachePadded<AtomicBool>,
+    /// No domain had a limit of its own when all were looked at last.
+    plain: AtomicBool,
     /// When all domains are to be looked at again, µs since `begin`.
     look: CachePadded<AtomicU64>,
     begin: Instant,
@@ -147,6 +161,7 @@ impl Tight {
         Self {
             domains,
             ever: CachePadded::default(),
+            plain: AtomicBool::new(false),
             look: CachePadded::default(),
             begin: Instant::now(),
             bound: AtomicU64::new(LEAST_BYTES),
@@ -181,6 +196,17 @@ impl Tight {
             d.held.store(held, Ordering::SeqCst);
         }
         self.bound.store(handed.bound, Ordering::SeqCst);
+    }
+
+    /// Whether the calling thread, which has taken so many bytes of a domain, is to look at the room. As long as no domain is
+    /// tight or has a limit of its own, it does so after some [`UNSEEN_BYTES`] only: a domain is tight with far more room than
+    /// all threads can take meanwhile.
+    #[inline]
+    fn is_look_due(&self, bytes: u64) -> bool {
+        let unseen = UNSEEN.get().saturating_add(bytes.max(REQUEST_BYTES));
+        let due = unseen >= UNSEEN_BYTES || !self.plain.load(Ordering::Relaxed) || self.ever.load(Ordering::Relaxed);
+        UNSEEN.set(if due { 0 } else { unseen });
+        due
     }
 
     /// A domain is tight; whether it was not before.
@@ -317,13 +343,17 @@ impl BraidFs {
         }
     }
 
-    /// Looks how much room the file has; to be called where room is taken. The first to see a tight domain has its
-    /// cached writers written back.
-    pub(crate) fn watch_room(&self, ino: InodeNo, channel: &Arc<Channel>) {
-        if self.profile.cache == Cache::Through {
-            // each `write` is told by the volume itself
-            return;
+    /// Looks how much room the file has; to be called where room is taken, with how many bytes of it. The first to see a tight
+    /// domain has its cached writers written back.
+    #[inline]
+    pub(crate) fn watch_room(&self, ino: InodeNo, bytes: u64, channel: &Arc<Channel>) {
+        // without a cache that takes writes each `write` is told by the volume itself
+        if self.profile.cache == Cache::Back && self.tight.is_look_due(bytes) {
+            self.look_at_room(ino, channel);
         }
+    }
+
+    fn look_at_room(&self, ino: InodeNo, channel: &Arc<Channel>) {
         if let Some(d) = self.domain_index(ino) {
             self.watch_domain(d, self.vol.write_room(ino), channel);
         }
@@ -333,16 +363,21 @@ impl BraidFs {
             && let next = until(now + LOOK)
             && self.tight.look.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         {
-            let mut least = None;
+            let (mut least, mut limited) = (None, false);
             for d in 0..self.domain_count() {
                 let room = self.vol.domain_room(DomainId(d as u16));
-                if !self.is_limited(d) {
+                if self.is_limited(d) {
+                    limited = true;
+                } else {
                     least = Some(least.map_or(room, |l: u64| l.min(room)));
                 }
                 self.watch_domain(d, room, channel);
             }
             if let Some(least) = least {
                 self.raise_bound(least, channel);
+            }
+            if self.tight.plain.load(Ordering::Relaxed) == limited {
+                self.tight.plain.store(!limited, Ordering::Relaxed);
             }
             let took = self.tight.begin.elapsed() - now;
             self.tight.look.fetch_max(until(now + 20 * took), Ordering::Relaxed);
@@ -409,6 +444,10 @@ impl BraidFs {
 
     /// Answers a WRITE of the kernel's cache, or has the answer wait until the kernel knows that there is little room.
     pub(crate) fn written_cached(&self, ino: InodeNo, out: &Answer, cx: &Context<'_>) -> Outcome {
+        // mostly none becomes tight, and none ever was
+        if !self.tight.ever.load(Ordering::SeqCst) {
+            return Outcome::Reply;
+        }
         let Some(d) = self.domain_index(ino) else { return Outcome::Reply };
         let becoming = &self.tight.domains[d].becoming;
         if !becoming.now.load(Ordering::SeqCst) || self.vol.write_room(ino) >= self.kernel_holds(ino) {
@@ -619,6 +658,7 @@ impl BraidFs {
         if let Some(place) = self.tight.domains.get(d) {
             place.changes.store(changes, Ordering::Relaxed);
         }
+        self.tight.plain.store(false, Ordering::Relaxed);
         if self.profile.cache == Cache::Back && d < self.domain_count() && self.is_limited(d) {
             let place = &self.tight.domains[d];
             let room = self.vol.domain_room(domain);
@@ -662,3 +702,6 @@ impl BraidFs {
         self.dirty_grants.written_back(writing)
     }
 }
+
+#[cfg(test)]
+mod tests;

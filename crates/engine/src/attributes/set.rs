@@ -151,7 +151,10 @@ impl MountedVolume {
     /// transaction is flipped meanwhile, its commit waits for the cell's lock and takes the change with it, as if it had
     /// come before the flip. A thread that has changed something in the next transaction sees its number, and does not come here.
     fn set_beside(&self, c: &Cell, set: &SetAttr) -> Result<Option<Attr>> {
-        let small = SetAttr { mode: None, ..times_of(set) } == SetAttr { mode: None, accepted: false, ..*set };
+        // all by name: whatever comes to be set is not small by itself
+        let SetAttr { uid, gid, size, flags, kill_suid, mode: _, atime: _, mtime: _, ctime: _, accepted: _, later: () } =
+            *set;
+        let small = uid.is_none() && gid.is_none() && size.is_none() && flags.is_none() && !kill_suid;
         // a volume that takes no more operations says so by an operation
         if !small || self.shared.closing.load(Ordering::Relaxed) {
             return Ok(None);

@@ -134,7 +134,7 @@ impl MountedVolume {
             if self.domain_of(e.node).is_some_and(|d| d.id == dir.domain) && may_be_linked(e.node, ino) {
                 continue;
             }
-            if self.child(ino, &e)?.is_none() {
+            if self.child_seen(&dir, &e.name, (&e).into())?.is_none() {
                 suspects.push(e);
             }
         }

@@ -3,12 +3,12 @@
 //! An entry is an index to an inode: it counts only where that exists, in its generation, and says that it hangs there.
 //! After a crash some do not; who finds one treats the name as free.
 
+use crate::cell::cache::CellRef;
 use crate::cell::dentries::Key;
 use crate::cell::{Cell, State, name_hash};
 use crate::error::Result;
 use crate::types::*;
 use crate::volume::MountedVolume;
-use braidfs_format::dentry::Dentry;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -62,28 +62,25 @@ impl MountedVolume {
         })
     }
 
-    /// The inode that an entry names, if it is not stale: it exists in that generation and hangs there.
+    /// The inode that the entry `name` → `inode` of a directory names, if it is not stale: it exists in that generation and hangs
+    /// there.
     ///
     /// # Errors
     /// Of loading it.
-    pub fn child(&self, dir: InodeNo, e: &Dentry) -> Result<Option<Arc<Cell>>> {
-        self.child_from(dir, self.domain(dir)?.id, &e.name, e.into())
-    }
-
-    /// [`Self::child`] of the entry `name` → `inode` of a directory that is at hand.
     pub fn child_at(&self, dir: &Cell, name: &[u8], inode: InodeRef) -> Result<Option<Arc<Cell>>> {
-        self.child_from(dir.ino, dir.domain, name, inode)
+        Ok(self.child_seen(dir, name, inode)?.map(|c| c.arc()))
     }
 
-    fn child_from(
-        &self,
-        dir: InodeNo,
-        dir_domain: DomainId,
-        name: &[u8],
-        inode: InodeRef,
-    ) -> Result<Option<Arc<Cell>>> {
-        let Some(c) = self.child_cell(dir, inode)? else { return Ok(None) };
-        if self.child_in_doubt(&c, dir_domain) && !is_linked_at(&c.state.read(), dir, name) {
+    /// [`Self::child_at`], to be looked at.
+    ///
+    /// # Errors
+    /// Of loading it.
+    pub fn child_seen(&self, dir: &Cell, name: &[u8], inode: InodeRef) -> Result<Option<CellRef<'_>>> {
+        if !may_be_linked(inode.ino, dir.ino) {
+            return Ok(None);
+        }
+        let Some(c) = self.see_found(inode.ino)?.filter(|c| c.is(inode)) else { return Ok(None) };
+        if self.child_in_doubt(&c, dir.domain) && !is_linked_at(&c.state.read(), dir.ino, name) {
             return Ok(None);
         }
         Ok(Some(c))

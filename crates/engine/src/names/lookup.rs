@@ -38,9 +38,28 @@ impl MountedVolume {
         if name == b"." {
             return Ok(Some(d.clone()));
         }
+        Ok(self.find_seen(d, name)?.map(|c| c.arc()))
+    }
+
+    /// [`Self::lookup`] in a directory that is only looked at, of an inode that is only looked at.
+    pub(crate) fn lookup_seen<'a>(&'a self, d: &CellRef<'a>, name: &[u8]) -> Result<CellRef<'a>> {
+        if d.kind != FileKind::Dir {
+            return Err(Error::NotDir);
+        }
+        if name == b"." {
+            return Ok(CellRef::Loaded(d.arc()));
+        }
+        match self.find_seen(d, name)? {
+            Some(c) => Ok(c),
+            None => Err(Error::NotFound),
+        }
+    }
+
+    /// [`Self::find_in`] a directory that is only looked at, of another name than `.`.
+    fn find_seen(&self, d: &Cell, name: &[u8]) -> Result<Option<CellRef<'_>>> {
         if name == b".." {
             let parent = d.state.read().parent;
-            return self.find(parent);
+            return Ok(self.find(parent)?.map(CellRef::Loaded));
         }
         if name.len() > NAME_MAX {
             return Err(Error::NameTooLong);
@@ -49,7 +68,7 @@ impl MountedVolume {
         let stale = self.maybe_stale.load(Ordering::Relaxed);
         let key = Key::of(d.ino, d.generation, name);
         if let Some(t) = self.dentries.get(&key) {
-            match self.find(t.node)? {
+            match self.see_found(t.node)? {
                 Some(c) if c.is(t.inode()) && is_named(&c, &key, d.ino, name) => return Ok(Some(c)),
                 _ => {} // gone since
             }
@@ -103,7 +122,7 @@ impl MountedVolume {
                 if stale && st.version() == version && !st.is_shared_dir() {
                     self.dentries.put(&key, Target { node: c.ino, generation: c.generation, kind: c.kind });
                 }
-                return Ok(Some(c));
+                return Ok(Some(CellRef::Loaded(c)));
             }
             if self.maybe_stale.load(Ordering::Relaxed) {
                 return Ok(None);

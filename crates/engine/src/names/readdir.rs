@@ -97,7 +97,7 @@ impl MountedVolume {
                 let entry = DirEntry { ino: e.node, generation: e.generation, kind, name: &e.name, next: e.hash };
                 let attr = if tell != Tell::Names || check {
                     // a child that cannot be read is listed all the same; asking for it tells the error
-                    match self.child(dir, e) {
+                    match self.child_seen(&c, &e.name, e.into()) {
                         Ok(None) => continue,
                         Ok(Some(c)) if tell == Tell::Held => self.hold(&c),
                         Ok(Some(c)) => {

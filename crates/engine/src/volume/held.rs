@@ -19,14 +19,13 @@ use super::{MountedVolume, Volume};
 use crate::cell::Cell;
 use crate::error::{Error, Result};
 use crate::types::*;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use table::{Count, GivenBack};
 
 impl MountedVolume {
     /// Counts the inode as held and tells its attributes; `None` where it is gone.
-    pub(crate) fn hold(&self, c: &Arc<Cell>) -> Option<Attr> {
+    pub(crate) fn hold(&self, c: &Cell) -> Option<Attr> {
         // the root never goes
         let counted = c.ino != InodeNo::ROOT;
         if counted && !self.held.add(c.ino, c.generation, c.kind) {
@@ -92,7 +91,8 @@ impl Volume {
     pub fn lookup_held(&self, dir: InodeNo, name: &[u8]) -> Result<Attr> {
         let i = self.mounted();
         loop {
-            let c = i.lookup(dir, name)?;
+            let d = i.see(dir)?;
+            let c = i.lookup_seen(&d, name)?;
             if let Some(attr) = i.hold(&c) {
                 return Ok(attr);
             }
@@ -130,7 +130,7 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`] where it is not; nothing is counted then.
     pub fn hold(&self, ino: InodeNo, is_it: impl Fn(u32) -> bool) -> Result<Attr> {
-        let c = self.mounted().cell(ino)?;
+        let c = self.mounted().see(ino)?;
         if !is_it(c.generation) {
             return Err(Error::NotFound);
         }

@@ -212,7 +212,7 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`] where no inode has the number.
     pub fn generation(&self, ino: InodeNo) -> Result<u32> {
-        let c = self.mounted().cell(ino)?;
+        let c = self.mounted().see(ino)?;
         if c.state.read().deleted { Err(Error::NotFound) } else { Ok(c.generation) }
     }
 }

@@ -142,6 +142,18 @@ impl MountedVolume {
         }
     }
 
+    /// [`Self::find`] a cell to be looked at.
+    ///
+    /// # Errors
+    /// Of loading it.
+    #[inline]
+    pub fn see_found(&self, ino: InodeNo) -> Result<Option<CellRef<'_>>> {
+        match self.look(ino) {
+            Some(c) => Ok(Some(CellRef::Published(c))),
+            None => Ok(self.find(ino)?.map(CellRef::Loaded)),
+        }
+    }
+
     /// [`Self::find`] an inode that a caller names.
     ///
     /// # Errors

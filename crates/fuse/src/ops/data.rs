@@ -54,7 +54,7 @@ impl BraidFs {
     ) -> Result<abi::OpenOut, Errno> {
         let (ino, writer) = (file.ino(), writes(flags));
         if writer {
-            self.watch_room(ino, cx.channel);
+            self.watch_room(ino, u64::MAX, cx.channel);
         }
         let limited = self.is_tight(ino) || self.asks_for_quota(ino);
         let cached_writer = writer && !append_only && !limited;
@@ -105,7 +105,7 @@ impl BraidFs {
             self.vol.write(opened.file(), arg.offset, data).map_err(errno)? as u32
         };
         cx.moved(size as usize);
-        self.watch_room(opened.ino(), cx.channel);
+        self.watch_room(opened.ino(), size.into(), cx.channel);
         out.put(&abi::WriteOut { size, padding: 0 });
         if direct && size > 0 {
             return self.written_direct(req, arg.offset, size as usize, out, cx);
@@ -180,7 +180,7 @@ impl BraidFs {
         self.strip(req, &opened, cx)?;
         let _as = self.as_requester(req);
         self.vol.fallocate(opened.file(), mode, arg.offset, arg.length).map_err(errno)?;
-        self.watch_room(opened.ino(), cx.channel);
+        self.watch_room(opened.ino(), arg.length, cx.channel);
         Ok(Outcome::Reply)
     }
 
@@ -243,7 +243,7 @@ impl BraidFs {
         let len = whole_pages(arg.off_out, len, size_of(&to)?)?;
         let _as = self.as_requester(req);
         let bytes_copied = self.vol.copy_range(from.file(), arg.off_in, to.file(), arg.off_out, len).map_err(errno)?;
-        self.watch_room(to.ino(), cx.channel);
+        self.watch_room(to.ino(), bytes_copied, cx.channel);
         if wide {
             out.put(&abi::CopyRangeOut { bytes_copied });
         } else {

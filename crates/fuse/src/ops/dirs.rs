@@ -8,7 +8,7 @@ use crate::request::{Answer, Handled, Outcome, Request};
 use braidfs::{DirEntry, InodeNo};
 use rustix::io::Errno;
 use std::sync::atomic::AtomicU64;
-use zerocopy::FromZeros;
+use zerocopy::{FromZeros, IntoBytes};
 
 impl BraidFs {
     pub(crate) fn opendir(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
@@ -74,17 +74,24 @@ fn listed(out: &Answer, full: bool) -> Handled {
 
 /// Appends an entry (with attributes where `plus` is given), or says that it does not fit.
 fn put_dirent(out: &mut Answer, limit: usize, plus: Option<Option<abi::EntryOut>>, e: &DirEntry<'_>) -> bool {
-    let fixed = size_of::<abi::Dirent>() + if plus.is_some() { size_of::<abi::EntryOut>() } else { 0 };
-    if out.len() + (fixed + e.name.len()).next_multiple_of(8) > limit {
+    let attrs = if plus.is_some() { size_of::<abi::EntryOut>() } else { 0 };
+    // what is there so far ends at a multiple of 8, too
+    let len = (attrs + size_of::<abi::Dirent>() + e.name.len()).next_multiple_of(8);
+    if out.len() + len > limit {
         return false;
     }
-    if let Some(attr) = plus {
+    let (attr, rest) = out.extend(len).split_at_mut(attrs);
+    let (dirent, rest) = rest.split_at_mut(size_of::<abi::Dirent>());
+    let (name, pad) = rest.split_at_mut(e.name.len());
+    if let Some(told) = plus {
         // Node 0: no look-up is counted (`.` and `..`).
-        out.put(&attr.unwrap_or_else(abi::EntryOut::new_zeroed));
+        attr.copy_from_slice(told.unwrap_or_else(abi::EntryOut::new_zeroed).as_bytes());
     }
-    out.put(&abi::Dirent { ino: e.ino.0, off: e.next, namelen: e.name.len() as u32, kind: e.kind.d_type().into() });
-    out.put_bytes(e.name);
-    out.pad();
+    let namelen = e.name.len() as u32;
+    let entry = abi::Dirent { ino: e.ino.0, off: e.next, namelen, kind: e.kind.d_type().into() };
+    dirent.copy_from_slice(entry.as_bytes());
+    name.copy_from_slice(e.name);
+    pad.fill(0);
     true
 }
 

@@ -56,7 +56,7 @@ impl BraidFs {
     fn make(&self, req: &Request<'_>, name: &[u8], new: &NewNode<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let attr = self.vol.create_held(self.live(req.node())?, name, new, &req.cred()).map_err(errno)?;
         if !self.negotiated.opens() {
-            self.watch_room(attr.ino, cx.channel);
+            self.watch_room(attr.ino, 0, cx.channel);
         }
         out.put(&entry_out(&attr, self.attr_ttl(&attr)));
         Ok(Outcome::Reply)

@@ -739,7 +739,7 @@ mod without_open {
         let file = s.fs.vol.open(node.ino()).unwrap();
         let look = || {
             std::thread::sleep(std::time::Duration::from_millis(10));
-            s.fs.watch_room(node.ino(), &s.channel);
+            s.fs.watch_room(node.ino(), u64::MAX, &s.channel);
             work(&s);
         };
         let room = s.fs.vol.write_room(node.ino()) * 4096;
@@ -775,7 +775,7 @@ mod without_open {
         let work = |s: &Served| s.jobs.try_iter().for_each(|job| job(&s.fs));
         let look = || {
             std::thread::sleep(std::time::Duration::from_millis(10));
-            s.fs.watch_room(node.ino(), &s.channel);
+            s.fs.watch_room(node.ino(), u64::MAX, &s.channel);
             work(&s);
         };
         look();

@@ -4,6 +4,7 @@ use super::table::{LookupCounts, ORPHAN, TIMES_MAX};
 use super::*;
 use crate::{Cred, FileKind, MkfsOptions, MountOptions, NewNode, RenameMode, SetAttr};
 use braidfs_device::{Device, MemDevice};
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 
