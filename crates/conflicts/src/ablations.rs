@@ -134,7 +134,7 @@ mod tests {
                 .into_iter()
                 .zip(transfers)
                 .map(|(test, transfers)| Cell {
-                    id: CellId { test: test.into(), workers: WORKERS, domains: Domains::One },
+                    id: CellId::usual(test, WORKERS, Domains::One),
                     foreground: Window { transfers, ..Window::default() },
                     commit: Window::default(),
                 })

@@ -20,6 +20,10 @@ pub const ALLOWED_MAX: usize = 10;
 const SLACK: f64 = 0.1;
 /// Part of a cap.
 const SLACK_PART: f64 = 0.05;
+/// Transfers per operation with commits, and those of the hottest line, that a cell with long windows never has more of, whatever
+/// the baseline says.
+const LONG_MOST: f64 = 0.05;
+const LONG_HOTTEST: f64 = 0.02;
 
 /// A line that may be shared.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -134,6 +138,7 @@ impl Baseline {
     fn parse(text: &str) -> Result<Self> {
         let mut all = HashMap::new();
         for line in text.lines().filter(|l| !l.starts_with('#') && !l.trim().is_empty()) {
+            // a window, which begins with `x`, is no number
             let numbers: Vec<f64> = line.split_whitespace().skip(3).filter_map(|n| n.parse().ok()).collect();
             let [a, b, c, d] = numbers[..] else {
                 return Err(Error::Cell(format!("the baseline has a line that is none: {line}")));
@@ -153,16 +158,17 @@ impl Baseline {
     /// As a file.
     pub fn text(&self) -> String {
         let mut all: Vec<_> = self.caps.iter().collect();
-        all.sort_by_key(|(id, _)| (id.domains, id.test.clone(), id.workers));
+        all.sort_by_key(|(id, _)| (id.window, id.domains, id.test.clone(), id.workers));
         let mut out = HEAD.to_owned();
         for (id, [f, c]) in all {
             // writing to a string does not fail
             let _ = writeln!(
                 out,
-                "{:<5}{:>3} {:<5}{:>9.3} {:>7.3} {:>9.3} {:>7.3}",
+                "{:<5}{:>3} {:<5}{}{:>9.3} {:>7.3} {:>9.3} {:>7.3}",
                 id.test,
                 id.workers,
                 id.domains.name(),
+                id.window.map_or_else(String::new, |w| format!("x{w:<5}")),
                 up(f.transfers),
                 up(f.calls),
                 up(c.transfers),
@@ -178,6 +184,13 @@ impl Baseline {
             return vec![format!("{}: no cap in the baseline: bless it", cell.id)];
         };
         let mut out = Vec::new();
+        if cell.id.window.is_some() {
+            let (all, hottest) = (Figures::of(cell, WindowKind::Commit, allowed).transfers, cell.commit.hottest);
+            if all > LONG_MOST || hottest > LONG_HOTTEST {
+                let most = format!("at most {LONG_MOST} and {LONG_HOTTEST}");
+                out.push(format!("{}: {all:.3} transfers with commits, hottest line {hottest:.3}: {most}", cell.id));
+            }
+        }
         for (kind, cap) in WindowKind::ALL.into_iter().zip(caps) {
             let is = Figures::of(cell, kind, allowed);
             for (what, is, cap) in [("transfers", is.transfers, cap.transfers), ("system calls", is.calls, cap.calls)] {
@@ -226,7 +239,7 @@ mod tests {
     fn cell(lines: Vec<Line>, calls: f64) -> Cell {
         let transfers = lines.iter().map(|l| l.transfers).sum();
         let foreground = Window { ops: 100, transfers, calls, lines, ..Window::default() };
-        let id = CellId { test: "DWSL".into(), workers: 2, domains: Domains::One };
+        let id = CellId::usual("DWSL", 2, Domains::One);
         Cell { id, foreground, commit: Window::default() }
     }
 
@@ -250,6 +263,23 @@ mod tests {
         other_build.allow_percent(20);
         assert!(other_build.worse(&cell(vec![line(2.3, "crates/a.rs:1")], 1.0), &[]).is_empty());
         assert_eq!(other_build.worse(&cell(vec![line(2.6, "crates/a.rs:1")], 1.0), &[]).len(), 1);
+    }
+
+    #[test]
+    fn long_windows_have_caps_of_their_own() {
+        let with = |transfers: f64, hottest: f64| {
+            let mut c = cell(Vec::new(), 0.0);
+            c.id.window = Some(4096);
+            c.commit = Window { ops: 100, transfers, hottest, ..Window::default() };
+            c
+        };
+        let mut b = Baseline::default();
+        b.bless(&[with(0.04, 0.01)], &[]);
+        let b = Baseline::parse(&b.text()).expect("its own text");
+        assert!(b.worse(&cell(vec![], 0.0), &[])[0].contains("no cap"), "one with the usual windows is another cell");
+        assert!(b.worse(&with(0.05, 0.02), &[]).is_empty());
+        assert_eq!(b.worse(&with(0.051, 0.02), &[]).len(), 1);
+        assert_eq!(b.worse(&with(0.04, 0.021), &[]).len(), 1);
     }
 
     #[test]

@@ -98,7 +98,7 @@ pub fn child(args: &[String]) -> Result<()> {
     }
     let workers: usize = workers.parse().map_err(|_| Error::Cell("no number of threads".into()))?;
     let test: TestId = test.parse()?;
-    let id = CellId { test: test.to_string(), workers, domains: Domains::One };
+    let id = CellId::usual(test.to_string(), workers, Domains::One);
     let fs = Arc::new(mount(&id)?);
     let cpus = fxmark::sys::allowed().map_err(|e| Error::io(Path::new("the CPUs of this process"), e))?;
     let together = Barrier::new(workers);

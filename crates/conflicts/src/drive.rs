@@ -43,7 +43,7 @@ pub fn build_tool() -> Result<PathBuf> {
 /// How a cell is run.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct How<'a> {
-    /// Steps of each worker in a window; `None`: as many as the baseline's.
+    /// Steps of each worker in a window; `None`: as many as the cell says.
     pub window: Option<usize>,
     /// Name of a planted shared write.
     pub planted: Option<&'a str>,
@@ -90,8 +90,10 @@ impl Host {
 
     fn run(&mut self, id: &CellId, how: How<'_>) -> Result<Cell> {
         let failed = |e| Error::io(Path::new("the process under valgrind"), e);
-        let window = how.window.map_or_else(|| "-".into(), |w| w.to_string());
-        let line = format!("{id} {window} {} {}\n", how.planted.unwrap_or("-"), how.switches.unwrap_or("-"));
+        let window = how.window.or(id.window).map_or_else(|| "-".into(), |w| w.to_string());
+        let CellId { test, workers, domains, .. } = id;
+        let (planted, switches) = (how.planted.unwrap_or("-"), how.switches.unwrap_or("-"));
+        let line = format!("{test} {workers} {} {window} {planted} {switches}\n", domains.name());
         self.input.write_all(line.as_bytes()).map_err(failed)?;
         let mut answer = String::new();
         self.output.read_line(&mut answer).map_err(failed)?;

@@ -120,7 +120,7 @@ fn cells(tests: &[String], workers: &[usize], domains: &[Domains], set: &str, jo
     let mut wanted = Vec::new();
     for &domains in domains {
         for test in tests {
-            wanted.extend(workers.iter().map(|&workers| (CellId { test: test.clone(), workers, domains }, how)));
+            wanted.extend(workers.iter().map(|&workers| (CellId::usual(test, workers, domains), how)));
         }
     }
     let tool = drive::build_tool()?;

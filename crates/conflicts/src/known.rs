@@ -112,7 +112,7 @@ pub fn run(name: &str) -> Result<()> {
 
 /// The cell of a program.
 pub fn cell(name: &str) -> CellId {
-    CellId { test: format!("known:{name}"), workers: WORKERS, domains: Domains::One }
+    CellId::usual(format!("known:{name}"), WORKERS, Domains::One)
 }
 
 /// Whether the window of a program is as it must be.

@@ -126,10 +126,14 @@ fn cells(args: &Run) -> Result<Vec<CellId>> {
         }
     };
     let mut out = Vec::new();
-    for d in domains {
+    for &d in &domains {
         for t in &tests {
-            out.extend(workers.iter().map(|&workers| CellId { test: t.to_string(), workers, domains: d }));
+            out.extend(workers.iter().map(|&workers| CellId::usual(t.to_string(), workers, d)));
         }
+    }
+    // with the whole matrix, and with what is chosen of it
+    if args.window.is_none() && args.workers.is_empty() && domains.contains(&Domains::One) {
+        out.extend(CellId::long().filter(|id| tests.iter().any(|t| t.to_string() == id.test)));
     }
     Ok(out)
 }
@@ -219,7 +223,7 @@ fn planted() -> Result<bool> {
             Sharing::InCommit => ("DWOL", 2),
             Sharing::ManyThreads => ("DRBL", 32),
         };
-        CellId { test: test.into(), workers, domains: Domains::One }
+        CellId::usual(test, workers, Domains::One)
     };
     let mut wanted: Vec<(CellId, How<'_>)> = Vec::new();
     for (s, name, _) in Sharing::ALL {

@@ -9,6 +9,15 @@ use std::path::Path;
 /// Numbers of workers.
 pub const WORKERS: [usize; 5] = [2, 4, 8, 16, 32];
 
+/// Steps of each worker in the windows of [`LONG_CELLS`]: a commit comes after 2,730 of them. With 32 workers who do a million
+/// operations a second together, each does 156,250 in the five seconds between two commits.
+pub const LONG: usize = 8192;
+
+/// Cells with long windows, in which what commits hand over weighs less, as it does in use. Tests and numbers of workers, with
+/// one domain.
+pub const LONG_CELLS: [(&str, usize); 6] =
+    [("DRBM", 8), ("DWOL", 2), ("DWOL", 8), ("DWOL", 16), ("DWOM", 8), ("MRPH", 8)];
+
 /// How many domains the volume has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -41,11 +50,28 @@ pub struct CellId {
     pub workers: usize,
     /// One domain for all of them, or one each.
     pub domains: Domains,
+    /// Steps of each worker in a window, where they are not as many as is usual.
+    #[serde(default)]
+    pub window: Option<usize>,
+}
+
+impl CellId {
+    /// A cell with windows as they are usual.
+    pub fn usual(test: impl Into<String>, workers: usize, domains: Domains) -> Self {
+        Self { test: test.into(), workers, domains, window: None }
+    }
+    /// The cells with long windows.
+    pub fn long() -> impl Iterator<Item = Self> {
+        let long = |(test, workers)| Self { window: Some(LONG), ..Self::usual(test, workers, Domains::One) };
+        LONG_CELLS.into_iter().map(long)
+    }
 }
 
 impl fmt::Display for CellId {
+    /// A window that is not the usual one as `x4096`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} {}", self.test, self.workers, self.domains.name())
+        write!(f, "{} {} {}", self.test, self.workers, self.domains.name())?;
+        self.window.map_or(Ok(()), |w| write!(f, " x{w}"))
     }
 }
 
@@ -56,7 +82,8 @@ impl std::str::FromStr for CellId {
         let mut read = || {
             let (test, workers, domains) = (words.next()?, words.next()?, words.next()?);
             let domains = Domains::ALL.into_iter().find(|d| d.name() == domains)?;
-            Some(Self { test: test.into(), workers: workers.parse().ok()?, domains })
+            let window = words.next().and_then(|w| w.strip_prefix('x')?.parse().ok());
+            Some(Self { test: test.into(), workers: workers.parse().ok()?, domains, window })
         };
         read().ok_or_else(|| Error::Cell(format!("`{text}` is no cell")))
     }
@@ -147,8 +174,9 @@ impl Matrix {
         }
         tests
     }
-    /// A cell, if it ran.
+    /// A cell with the usual windows, if it ran.
     pub fn cell(&self, test: &str, workers: usize, domains: Domains) -> Option<&Cell> {
-        self.cells.iter().find(|c| c.id.test == test && c.id.workers == workers && c.id.domains == domains)
+        let id = CellId::usual(test, workers, domains);
+        self.cells.iter().find(|c| c.id == id)
     }
 }

@@ -1,6 +1,6 @@
 //! What people read: a table for the terminal, tables and a picture for the documentation.
 
-use crate::matrix::{Cell, Domains, Matrix, WORKERS, WindowKind};
+use crate::matrix::{Cell, CellId, Domains, Matrix, WORKERS, WindowKind};
 use crate::report::{Frame, Line, Sharing, Site, Window};
 use crate::{Error, Result};
 use fxmark::report::svg::{Anchor, Svg};
@@ -75,10 +75,11 @@ pub fn cell(c: &Cell, lines: usize) -> String {
     // writing to a string does not fail
     let _ = write!(
         out,
-        "{:<5}{:>3} {:<5} {:>4} lines {:>7} transfers {:>6} hottest {:>6} calls; with commits {:>7} transfers {:>6} hottest {:>6} calls",
+        "{:<5}{:>3} {:<5}{} {:>4} lines {:>7} transfers {:>6} hottest {:>6} calls; with commits {:>7} transfers {:>6} hottest {:>6} calls",
         c.id.test,
         c.id.workers,
         c.id.domains.name(),
+        c.id.window.map_or_else(String::new, |w| format!(" x{w}")),
         f.shared_lines,
         short(f.transfers),
         short(f.hottest),
@@ -131,6 +132,25 @@ fn hottest(m: &Matrix, domains: Domains, out: &mut String) {
     }
 }
 
+/// Cells with long windows.
+fn long(m: &Matrix, out: &mut String) {
+    let cells: Vec<&Cell> = m.cells.iter().filter(|c| c.id.window.is_some()).collect();
+    if cells.is_empty() {
+        return;
+    }
+    let _ = writeln!(out, "\nLong windows, one domain:\n");
+    let _ =
+        writeln!(out, "| test | workers | rounds | foreground | with commits | hottest then | per commit and worker |");
+    let _ = writeln!(out, "|---|---|---|---|---|---|---|");
+    for c in cells {
+        let (f, w) = (&c.foreground, &c.commit);
+        let figures = [f.transfers, w.transfers, w.hottest].map(short).join(" | ");
+        let CellId { test, workers, window, .. } = &c.id;
+        let (rounds, commit) = (window.unwrap_or_default(), c.per_commit().max(0.0));
+        let _ = writeln!(out, "| {test} | {workers} | {rounds} | {figures} | {commit:.0} |");
+    }
+}
+
 /// The tables of the page, as Markdown.
 pub fn markdown(m: &Matrix) -> String {
     let mut out = String::new();
@@ -153,6 +173,7 @@ pub fn markdown(m: &Matrix) -> String {
     table(m, &mut out, |c| short(c.foreground.calls));
     let _ = writeln!(out, "\nTransfers that a commit waits for (all domains, mean of a commit and a checkpoint):\n");
     table(m, &mut out, |c| format!("{:.0}", c.commit.commit_transfers));
+    long(m, &mut out);
     for (domains, text) in [(Domains::One, "one domain"), (Domains::Each, "a domain each")] {
         let _ = writeln!(out, "\nShared lines and the hottest of them, {SHOWN} workers, {text}:\n");
         hottest(m, domains, &mut out);

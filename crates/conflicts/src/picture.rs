@@ -223,7 +223,7 @@ mod tests {
 
     fn matrix(transfers: f64, hottest: f64, locks: Vec<Lock>) -> Matrix {
         let cell = |(test, workers, domains): (&str, usize, Domains)| Cell {
-            id: CellId { test: test.into(), workers, domains },
+            id: CellId::usual(test, workers, domains),
             foreground: Window { transfers, hottest, instructions: 1000.0, locks: locks.clone(), ..Window::default() },
             commit: Window::default(),
         };

@@ -12,6 +12,10 @@
 //! of their hashes ([`Lately`]). What is said here of a name of such a directory is said with its bucket locked, or with the
 //! directory for itself; so a look that needs a round finds all that was left before it.
 //!
+//! What is durable by now is forgotten, after each commit, by whoever adds the next name to the same table: the committer would take
+//! a line for each name from the thread that left it, and that thread would take it back. The committer itself does so where nobody
+//! has added any since the commit before, or where there are many. Who looks passes over what is durable.
+//!
 //! Lock rank: leaf; round, then a list or a table.
 
 use crate::braid::frontier::Frontier;
@@ -26,7 +30,7 @@ use foldhash::fast::RandomState;
 use smallvec::{SmallVec, smallvec};
 use std::collections::HashMap;
 use std::hash::BuildHasher;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 /// By directory, then by name: the latest inode of each domain that left it.
 type Names = HashMap<InodeNo, HashMap<FileName, VacatedList, RandomState>, RandomState>;
@@ -45,8 +49,13 @@ pub struct Vacated {
     pub alive: bool,
 }
 
-/// Parts of each table, a power of two. Directories made one after the other have one each.
-const SHARDS: u64 = 64;
+/// Parts of the table of names in directories that one thread has for itself, a power of two: so many that such directories of some
+/// tens of threads mostly have one each.
+const SHARDS: u64 = 256;
+/// Parts of that of names in directories that several threads change.
+const SHARED_SHARDS: u64 = 64;
+/// So many names of a table the next thread that adds one forgets, at most: about a megabyte.
+const LATE_MAX: usize = 1 << 14;
 
 /// See the module.
 #[derive(Debug)]
@@ -59,26 +68,43 @@ pub struct VacatedNames {
     lately: Lists<(InodeNo, FileName, Vacated), rank::VacatedLately, rank::VacatedRound>,
     /// Whether anything was ever put into `shared`.
     any_shared: AtomicBool,
+    /// How often the domain has committed: who adds a name looks.
+    commits: Line<AtomicU32>,
+    /// What [`Shard::added`] was at the last commit: for committers alone.
+    seen: Box<[AtomicU32]>,
     hasher: RandomState,
 }
 
 /// The names of some directories.
 #[derive(Debug, Default)]
 struct Shard {
-    names: Mutex<Names, rank::VacatedNames>,
+    table: Mutex<Table, rank::VacatedNames>,
+    /// How many were ever added; changed with the table locked.
+    added: AtomicU32,
+    /// How many there are; so, too.
+    len: AtomicUsize,
     /// A bit for each directory in `names`, perhaps the same for two: most look-ups find nothing and write nothing. In a line of
     /// its own, which who leaves one more name of a directory does not move.
     dirs: Line<Marks>,
 }
 
+#[derive(Debug, Default)]
+struct Table {
+    names: Names,
+    /// The number of the commit of which it has forgotten what is durable.
+    commit: u32,
+}
+
 impl Default for VacatedNames {
     fn default() -> Self {
-        let shards = || (0..SHARDS).map(|_| Shard::default()).collect();
+        let shards = |n| (0..n).map(|_| Shard::default()).collect();
         Self {
-            shards: shards(),
-            shared: shards(),
+            shards: shards(SHARDS),
+            shared: shards(SHARED_SHARDS),
             lately: Lists::default(),
             any_shared: AtomicBool::new(false),
+            commits: Line::default(),
+            seen: (0..SHARDS).map(|_| AtomicU32::new(0)).collect(),
             hasher: RandomState::default(),
         }
     }
@@ -86,26 +112,32 @@ impl Default for VacatedNames {
 
 impl VacatedNames {
     fn shard(&self, dir: InodeNo) -> &Shard {
-        // directories that threads make are one after the other, or in table blocks of the threads' own
-        &self.shards[((dir.0 ^ (dir.0 / u64::from(NODES_PER_BLOCK))) % SHARDS) as usize]
+        &self.shards[shard_of(dir)]
     }
 
     fn shared_shard(&self, dir: InodeNo, name: &[u8]) -> &Shard {
-        &self.shared[(self.hasher.hash_one((dir, name)) % SHARDS) as usize]
+        &self.shared[(self.hasher.hash_one((dir, name)) % SHARED_SHARDS) as usize]
     }
 
     /// An inode left `dir/name`. Who took it over from another one of its domain and left it again stands for both.
-    pub fn add(&self, dir: InodeNo, name: &[u8], left: Vacated) {
-        self.shard(dir).add(dir, name, left);
+    pub fn add(&self, dir: InodeNo, name: &[u8], left: Vacated, durable: impl Fn(DomainId, TxId) -> bool) {
+        let (shard, commit) = (self.shard(dir), self.commits.load(Relaxed));
+        let mut table = shard.table.lock();
+        if table.commit != commit {
+            table.commit = commit;
+            shard.forget(&mut table.names, durable);
+        }
+        shard.add(&mut table.names, dir, name, left);
     }
 
     /// [`Self::add`] of a directory that several threads change at the same time, by who has it for itself. Lists may have the
     /// name, too, from earlier: what comes of both is the same in either order.
     pub fn add_shared(&self, dir: InodeNo, name: &[u8], left: Vacated) {
-        if !self.any_shared.load(Ordering::Relaxed) {
-            self.any_shared.store(true, Ordering::Relaxed);
+        if !self.any_shared.load(Relaxed) {
+            self.any_shared.store(true, Relaxed);
         }
-        self.shared_shard(dir, name).add(dir, name, left);
+        let shard = self.shared_shard(dir, name);
+        shard.add(&mut shard.table.lock().names, dir, name, left);
     }
 
     /// [`Self::add_shared`] by who has the name's bucket locked, which is to [`Lately::note`] the round.
@@ -134,7 +166,7 @@ impl VacatedNames {
         let mut all = self.shard(dir).get(dir, name);
         // which of both the directory was when they left may have changed since; who left this name did so under a lock that
         // the caller has
-        if self.any_shared.load(Ordering::Relaxed) {
+        if self.any_shared.load(Relaxed) {
             all.extend(self.shared_shard(dir, name).get(dir, name));
         }
         all
@@ -145,22 +177,29 @@ impl VacatedNames {
         // whoever left it did so under a lock that the caller has had since, or asks again under it
         self.lately.merge(bit(dir), |l| self.put_in_tables(l));
         let mut all = self.shard(dir).of_dir(dir);
-        if self.any_shared.load(Ordering::Relaxed) {
+        if self.any_shared.load(Relaxed) {
             self.shared.iter().for_each(|p| all.merge(&p.of_dir(dir)));
         }
         all
     }
 
-    /// Forgets renames that are durable.
+    /// After a commit, by who made it: forgets renames that are durable, or has the next thread do so that adds a name.
     pub fn prune(&self, durable: impl Fn(DomainId, TxId) -> bool) {
-        self.shards.iter().chain(&self.shared).for_each(|p| p.prune(&durable));
+        self.commits.fetch_add(1, Relaxed);
+        for (shard, seen) in self.shards.iter().zip(&self.seen).filter(|(shard, _)| !shard.dirs.none()) {
+            let added = shard.added.load(Relaxed);
+            if seen.swap(added, Relaxed) == added || shard.len.load(Relaxed) > LATE_MAX {
+                shard.prune(&durable);
+            }
+        }
+        self.shared.iter().for_each(|p| p.prune(&durable));
         self.lately.retain(|(_, _, l)| !durable(l.domain, l.tx));
     }
 }
 
 impl Shard {
-    fn add(&self, dir: InodeNo, name: &[u8], left: Vacated) {
-        let mut all = self.names.lock();
+    /// `all`: its table.
+    fn add(&self, all: &mut Names, dir: InodeNo, name: &[u8], left: Vacated) {
         let names = all.entry(dir).or_default();
         match names.get_mut(name) {
             Some(old) => match old.iter_mut().find(|o| o.domain == left.domain) {
@@ -171,8 +210,10 @@ impl Shard {
             },
             None => {
                 names.insert(name.into(), smallvec![left]);
+                self.len.store(self.len.load(Relaxed) + 1, Relaxed);
             }
         }
+        self.added.store(self.added.load(Relaxed).wrapping_add(1), Relaxed);
         self.dirs.add(bit(dir));
     }
 
@@ -180,24 +221,27 @@ impl Shard {
         if !self.dirs.has(bit(dir)) {
             return VacatedList::new();
         }
-        self.names.lock().get(&dir).and_then(|n| n.get(name)).cloned().unwrap_or_default()
+        self.table.lock().names.get(&dir).and_then(|n| n.get(name)).cloned().unwrap_or_default()
     }
 
     fn of_dir(&self, dir: InodeNo) -> Frontier {
         if !self.dirs.has(bit(dir)) {
             return Frontier::EMPTY;
         }
-        let names = self.names.lock();
+        let all = self.table.lock();
         let left =
-            names.get(&dir).map(|n| n.values().flatten().filter(|l| l.alive).map(|l| (l.domain, l.tx)).collect());
+            all.names.get(&dir).map(|n| n.values().flatten().filter(|l| l.alive).map(|l| (l.domain, l.tx)).collect());
         left.unwrap_or(Frontier::EMPTY)
     }
 
     fn prune(&self, durable: impl Fn(DomainId, TxId) -> bool) {
-        if self.dirs.none() {
-            return;
+        if !self.dirs.none() {
+            self.forget(&mut self.table.lock().names, durable);
         }
-        let mut all = self.names.lock();
+    }
+
+    /// Forgets what is durable of its table, `all`.
+    fn forget(&self, all: &mut Names, durable: impl Fn(DomainId, TxId) -> bool) {
         all.retain(|_, names| {
             names.retain(|_, all| {
                 all.retain(|l| !durable(l.domain, l.tx));
@@ -205,8 +249,17 @@ impl Shard {
             });
             !names.is_empty()
         });
+        self.len.store(all.values().map(HashMap::len).sum(), Relaxed);
         self.dirs.are(all.keys().fold(0, |bits, dir| bits | bit(*dir)));
     }
+}
+
+/// The part of the table that a directory has. Directories that threads make are one after the other, or each is in a table block
+/// of its thread's own, so many blocks behind the last one as its files take: multiples of the golden ratio lie far from each other.
+fn shard_of(dir: InodeNo) -> usize {
+    let (block, slot) = (dir.0 / u64::from(NODES_PER_BLOCK), dir.0 % u64::from(NODES_PER_BLOCK));
+    let spread = block.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - SHARDS.ilog2());
+    ((spread + slot) % SHARDS) as usize
 }
 
 /// The mark of a directory, in [`Shard::dirs`] and of lists. Those of one part are spread.
@@ -263,7 +316,7 @@ mod tests {
                             _ => {
                                 // taken before it is left again
                                 all.get_lately(DIR, &name(id), hash(id), lately);
-                                left[n] = tx.fetch_add(1, Ordering::Relaxed);
+                                left[n] = tx.fetch_add(1, Relaxed);
                                 let by = Vacated { domain: DomainId(0), tx: TxId(left[n]), alive: n % 2 == 0 };
                                 let round = all.add_lately(DIR, &name(id), by);
                                 lately.note(hash(id), round);
@@ -281,5 +334,44 @@ mod tests {
         assert!(left > 40 && alive(&all));
         all.prune(|_, _| true);
         assert!(!alive(&all) && !all.get(DIR, &name(3)).iter().any(|_| true));
+    }
+
+    /// 32 threads, each with a directory and up to 3,000 files, made one thread after the other or side by side.
+    #[test]
+    fn directories_of_threads_have_a_part_each() {
+        let block = u64::from(NODES_PER_BLOCK);
+        let distinct = |dirs: &mut dyn Iterator<Item = u64>| {
+            dirs.map(|dir| shard_of(InodeNo(dir))).collect::<std::collections::BTreeSet<_>>().len()
+        };
+        assert_eq!(distinct(&mut (0..32).map(|t| 2 + t)), 32);
+        for blocks in 1..13 {
+            assert!(distinct(&mut (0..32).map(|t| blocks * block * t)) >= 28, "{blocks} blocks");
+        }
+    }
+
+    /// Names of directories that one thread changes: a commit leaves them to who adds the next one, and forgets them itself where
+    /// nobody does, or where they are many.
+    #[test]
+    fn what_is_durable_is_forgotten_by_who_adds_next_or_by_the_next_commit() {
+        let all = VacatedNames::default();
+        let left = |tx| Vacated { domain: DomainId(0), tx: TxId(tx), alive: true };
+        let upto = |last: u64| move |_: DomainId, tx: TxId| tx.0 <= last;
+        let kept = |all: &VacatedNames| all.shard(DIR).table.lock().names.get(&DIR).map_or(0, HashMap::len);
+        let counted = |all: &VacatedNames| all.shard(DIR).len.load(Relaxed);
+        all.add(DIR, &name(1), left(1), upto(0));
+        all.add(DIR, &name(2), left(2), upto(0));
+        all.prune(upto(1));
+        assert_eq!((kept(&all), counted(&all)), (2, 2), "added since the commit before");
+        all.add(DIR, &name(3), left(2), upto(1));
+        assert_eq!((kept(&all), counted(&all)), (2, 2));
+        assert!(all.get(DIR, &name(1)).is_empty() && all.get(DIR, &name(2)).len() == 1);
+        all.prune(upto(2));
+        assert_eq!(kept(&all), 2);
+        all.prune(upto(2));
+        assert_eq!((kept(&all), counted(&all)), (0, 0), "nobody came");
+        assert!(all.of_dir(DIR).is_empty() && all.shard(DIR).dirs.none());
+        (0..=LATE_MAX as u64).for_each(|n| all.add(DIR, &name(n), left(3), upto(2)));
+        all.prune(upto(3));
+        assert_eq!((kept(&all), counted(&all)), (0, 0), "many");
     }
 }

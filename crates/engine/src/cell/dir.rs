@@ -122,12 +122,31 @@ fn cut(layout: &[(u64, usize)], out: &mut Vec<BucketPart>) -> bool {
     cut(&layout[..at], out) && cut(&layout[at..], out)
 }
 
+/// Cuts entries in halves so many times: first logical block and bytes of each part.
+fn halve(layout: &[(u64, usize)], times: u32, out: &mut Vec<BucketPart>) {
+    match middle(layout).filter(|_| times > 0) {
+        Some(at) => {
+            halve(&layout[..at], times - 1, out);
+            halve(&layout[at..], times - 1, out);
+        }
+        None => {
+            let bytes = layout.iter().map(|e| e.1).sum();
+            out.extend(layout.first().map(|e| BucketPart { lblk: e.0, bytes }));
+        }
+    }
+}
+
 /// What becomes a bucket.
 #[derive(Debug, Clone, Copy)]
 struct BucketPart {
     lblk: u64,
     bytes: usize,
 }
+
+/// A bucket of a directory that several threads change is cut in halves so many times at once ([`DirIndex::split_ahead`]).
+const HALVINGS: u32 = 2;
+/// Parts that come of it.
+pub const SPLIT_PARTS: u64 = 1 << HALVINGS;
 
 impl DirIndex {
     fn with(all: impl IntoIterator<Item = (u64, Option<Entries>)>, inline: bool) -> Self {
@@ -354,8 +373,10 @@ impl DirIndex {
     }
 
     /// Of a directory that several threads change: splits the bucket of a name with `hash`, and, up to `most` in all, those
-    /// of the next ones that are more than five eighths full. Names spread evenly, so that buckets fill up together, and who
-    /// splits one has the directory for itself: rather once than for each.
+    /// of the next ones that are more than five eighths full, into [`SPLIT_PARTS`] each. Names spread evenly, so that buckets fill
+    /// up together, and who splits one has the directory for itself: rather once than for each. And who splits one has all lines
+    /// of its keys brought, which others wrote, whatever number of parts it makes: of four, names come to fill three more before
+    /// the next split where of two they fill one.
     pub fn split_ahead(&mut self, hash: u64, most: usize) {
         if !self.shared || self.inline {
             return;
@@ -372,11 +393,11 @@ impl DirIndex {
             left -= 1;
             let Some(entries) = b.entries.as_mut() else { continue };
             self.memory = self.memory.saturating_add_signed(entries.share(true) as isize);
-            let layout = entries.layout();
-            let Some(at) = middle(&layout) else { continue };
-            let bytes = |part: &[(u64, usize)]| part.iter().map(|e| e.1).sum();
-            let part = |part: &[(u64, usize)]| Some(BucketPart { lblk: part.first()?.0, bytes: bytes(part) });
-            let parts: Vec<BucketPart> = [&layout[..at], &layout[at..]].into_iter().filter_map(part).collect();
+            let mut parts = Vec::new();
+            halve(&entries.layout(), HALVINGS, &mut parts);
+            if parts.len() < 2 {
+                continue;
+            }
             self.split(first, &parts);
             self.mark(first);
         }

@@ -25,17 +25,28 @@ const PINS_PART: u64 = 4;
 /// When the threads of a volume look at what all its domains take.
 #[derive(Debug)]
 pub struct Looks {
-    /// Pages added since a thread of the slot looked at the sums.
+    /// Pages added that the threads of a slot have not told of.
     since: PerSlot<AtomicI64>,
+    told: Line<Told>,
     /// Dirty pages, as somebody saw them lately.
     dirty: Line<AtomicI64>,
-    /// Pages that the threads of a slot add until one of them looks.
+    /// Pages that the threads of a slot add until one of them tells of them.
     after: i64,
     /// Pages that readers have pinned in all domains, and how many they may.
     pinned: PerSlot<SlotPins>,
     pins_most: u64,
     /// Bytes that all domains may take.
     budget: u64,
+}
+
+/// What slots have told. A look at the sums reads the lines of all slots: the more memory there is left, the more pages come
+/// before the next one.
+#[derive(Debug, Default)]
+struct Told {
+    /// Pages that were ever added.
+    added: AtomicI64,
+    /// How many will have been at the next look.
+    next: AtomicI64,
 }
 
 /// Pages that the threads of one slot have pinned, less those that they have let go of.
@@ -75,19 +86,29 @@ impl Looks {
         let since = PerSlot::<AtomicI64>::default();
         let pins_most = budget / PINS_PART / 4096;
         let after = look_after(budget, since.parts());
-        Self { after, since, dirty: Line::default(), pinned: PerSlot::default(), pins_most, budget }
+        let (told, dirty) = (Line::default(), Line::default());
+        Self { after, since, told, dirty, pinned: PerSlot::default(), pins_most, budget }
     }
     fn pinned(&self) -> u64 {
         self.pinned.iter().map(|p| p.pages.load(Relaxed)).sum::<i64>().max(0) as u64
     }
-    /// Whether this thread's slot has added so many pages that somebody must look at the sums: the caller does, and says
-    /// what it [saw](Self::saw).
+    /// Whether so many pages have been added that somebody must look at the sums: the caller does, and says what it
+    /// [saw](Self::saw).
     pub fn is_due(&self) -> bool {
-        is_due(self.since.mine(), self.after)
+        let since = self.since.mine();
+        if since.load(Relaxed) < self.after {
+            return false;
+        }
+        let pages = since.swap(0, Relaxed);
+        self.told.added.fetch_add(pages, Relaxed) + pages >= self.told.next.load(Relaxed)
     }
-    /// So many pages are dirty.
-    pub fn saw(&self, dirty: u64) {
+    /// So many pages are dirty, and so many bytes taken. The next look is due when a quarter of the pages have come that there is
+    /// room for, or half of what may come unseen.
+    pub fn saw(&self, dirty: u64, bytes: u64) {
         self.dirty.store(dirty as i64, Relaxed);
+        let pages = |bytes: u64| (bytes / 4096).min(1 << 40) as i64;
+        let some = (pages(self.budget.saturating_sub(bytes)) / 4).min(pages(self.budget) / (2 * LOOK_PART));
+        self.told.next.store(self.told.added.load(Relaxed) + some, Relaxed);
     }
     /// Dirty pages as of the last look: touches no line that others write often.
     pub fn dirty_lately(&self) -> u64 {
@@ -319,6 +340,28 @@ mod tests {
         let parts = memory.parts.parts() as i64;
         let overshoot = memory.looks.after * parts * 4096;
         assert!(overshoot <= budget as i64 / LOOK_PART + parts * 4096, "{overshoot}");
+    }
+
+    /// With much room the sums are looked at seldom, and the less there is the more often; beyond the budget each time.
+    #[test]
+    fn the_next_look_comes_before_the_room_is_used_up() {
+        let budget = 256 << 20;
+        let memory = memory(budget);
+        let (mut looks, mut bytes) = (Vec::new(), 0);
+        while bytes < budget + (8 << 20) {
+            memory.add(1, 1);
+            bytes += 4096;
+            if memory.looks.is_due() {
+                memory.looks.saw(memory.dirty(), bytes);
+                looks.push(bytes);
+            }
+        }
+        let first = looks.iter().find(|b| **b > budget).expect("a look beyond the budget");
+        assert!(*first <= budget + 4096 * memory.looks.after as u64, "{first}");
+        let between = |w: &[u64]| w[1] - w[0];
+        let most = looks.windows(2).map(between).max().unwrap();
+        assert!((1 << 20..=budget / 32).contains(&most), "{most}");
+        assert!(looks.len() < 80 && memory.looks.dirty_lately() * 4096 > budget, "{}", looks.len());
     }
 
     #[test]

@@ -32,6 +32,7 @@ mod on_panic;
 mod orphans;
 mod out;
 pub mod peers;
+mod pile;
 pub mod quiesce;
 pub mod recover;
 pub mod recovered;

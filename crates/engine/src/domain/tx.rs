@@ -4,6 +4,7 @@
 //! a block freed here is used again only after the transaction is durable.
 
 use super::out::Out;
+use super::pile::Pile;
 use crate::braid::frontier::Frontier;
 use crate::cell::Cell;
 use crate::planted::{Bug, planted};
@@ -11,11 +12,11 @@ use crate::types::*;
 use braidfs_format::journal::Record;
 use braidfs_sync::slots::{Line, PerSlot};
 use braidfs_sync::{Mutex, rank};
-use std::sync::Arc;
 use std::sync::atomic::{
     AtomicBool, AtomicI64, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
+use std::sync::{Arc, OnceLock};
 
 /// See the module. Lock rank: its mutexes are leaves.
 ///
@@ -56,24 +57,22 @@ struct SlotWork {
     untold: AtomicI64,
     credits: AtomicI64,
     packed: AtomicU64,
-    /// Writes of its data that its commit record has to wait for.
-    io: AtomicU64,
-    cells: Mutex<Vec<Arc<Cell>>, rank::TxList>,
-    records: Mutex<Vec<Record>, rank::TxList>,
+    /// Writes of its data that its commit record has to wait for. In memory of the slot's own, made for the first: who has such a
+    /// write under way keeps that alive, and not the transaction, whose count of owners all threads would write.
+    io: OnceLock<Arc<AtomicU64>>,
+    cells: Mutex<Pile<Arc<Cell>>, rank::TxList>,
+    records: Mutex<Pile<Record>, rank::TxList>,
     peers: Mutex<Frontier, rank::TxList>,
 }
 
 /// A write of a transaction's data is under way outside the committer; dropping it says that it is done (or that the
 /// domain has failed).
 #[derive(Debug)]
-pub struct PendingIo {
-    tx: Arc<Tx>,
-    slot: usize,
-}
+pub struct PendingIo(Arc<AtomicU64>);
 
 impl Drop for PendingIo {
     fn drop(&mut self) {
-        self.tx.parts.part(self.slot).io.fetch_sub(1, Release);
+        self.0.fetch_sub(1, Release);
     }
 }
 
@@ -110,15 +109,17 @@ impl Tx {
         }
     }
     /// Announces a write of its data; called inside the gate.
-    pub fn begin_io(self: &Arc<Self>) -> PendingIo {
-        let slot = self.parts.slot();
-        self.parts.part(slot).io.fetch_add(1, Relaxed);
-        PendingIo { tx: self.clone(), slot }
+    pub fn begin_io(&self) -> PendingIo {
+        let io = self.parts.mine().io.get_or_init(Arc::default).clone();
+        io.fetch_add(1, Relaxed);
+        PendingIo(io)
     }
     /// Waits for the announced writes (committer, after the flip).
     pub fn wait_io(&self) {
         let mut spins = 0u32;
-        while self.parts.iter().any(|p| p.io.load(Acquire) > 0) {
+        // who announced one did so inside the gate, before the flip
+        let under_way = |p: &SlotWork| p.io.get().is_some_and(|io| io.load(Acquire) > 0);
+        while self.parts.iter().any(under_way) {
             spins += 1;
             braidfs_sync::give_way(spins);
         }
@@ -184,21 +185,19 @@ impl Tx {
     /// Adds facts (`Alloc`, `Free`, `Live`, `Node`) that its commit tells the journal.
     pub fn record_all(&self, rs: impl IntoIterator<Item = Record>) {
         let part = self.parts.mine();
-        Self::push_all(&part.records, rs, |bytes| self.costs_if_any(part, bytes));
+        let mut n = 0;
+        {
+            let mut records = part.records.lock();
+            rs.into_iter().inspect(|_| n += 30).for_each(|r| records.push(r));
+        }
+        self.costs_if_any(part, n);
     }
     /// Adds facts that take the place of earlier ones of this transaction: whose blocks are now what. Later ones do so, too,
     /// whichever thread adds them.
     pub fn record_again(&self, rs: impl IntoIterator<Item = Record>) {
-        Self::push_all(&self.again, rs, |bytes| self.costs_if_any(self.parts.mine(), bytes));
-    }
-    fn push_all(
-        list: &Mutex<Vec<Record>, rank::TxList>,
-        rs: impl IntoIterator<Item = Record>,
-        costs: impl FnOnce(i64),
-    ) {
         let mut n = 0;
-        list.lock().extend(rs.into_iter().inspect(|_| n += 30));
-        costs(n);
+        self.again.lock().extend(rs.into_iter().inspect(|_| n += 30));
+        self.costs_if_any(self.parts.mine(), n);
     }
     fn costs_if_any(&self, part: &SlotWork, bytes: i64) {
         if bytes > 0 {
@@ -242,7 +241,7 @@ impl Tx {
     /// All cells (committer).
     pub fn take_cells(&self) -> Vec<Arc<Cell>> {
         let mut all = Vec::new();
-        self.parts.iter().for_each(|p| all.append(&mut p.cells.lock()));
+        self.parts.iter().for_each(|p| p.cells.lock().empty_into(&mut all));
         all
     }
     /// All facts (committer).
@@ -252,7 +251,7 @@ impl Tx {
     /// what was said of it again ([`Self::record_again`]) comes behind that, in order. Of all else the order is free.
     pub fn take_records(&self) -> Vec<Record> {
         let mut all = Vec::new();
-        self.parts.iter().for_each(|p| all.append(&mut p.records.lock()));
+        self.parts.iter().for_each(|p| p.records.lock().empty_into(&mut all));
         let again = std::mem::take(&mut *self.again.lock());
         let rank = |r: &Record| u8::from(matches!(r, Record::Free { .. }) != planted(Bug::FreeBeforeAlloc));
         if all.iter().map(rank).is_sorted() {

@@ -18,7 +18,7 @@ use super::rename::{LOCK_ATTEMPTS, RENAME_BLOCKS};
 use crate::braid::entry::{By, Edit};
 use crate::braid::vacated::Vacated;
 use crate::cell::dentries::{Key, Target};
-use crate::cell::dir::{Lookup, OpenBucket};
+use crate::cell::dir::{Lookup, OpenBucket, SPLIT_PARTS};
 use crate::cell::{Body, Cell, State};
 use crate::error::Result;
 use crate::planted::{Bug, planted, step};
@@ -34,7 +34,7 @@ use std::sync::atomic::Ordering;
 /// wait once for that.
 const SPLITS: usize = 64;
 /// Blocks that this makes dirty at most.
-const SPLIT_BLOCKS: u64 = 2 * SPLITS as u64;
+const SPLIT_BLOCKS: u64 = SPLIT_PARTS * SPLITS as u64;
 
 impl MountedVolume {
     /// Whether names of a directory are to be changed so, if they can.

@@ -59,7 +59,7 @@ impl MountedVolume {
         if st.is_shared_dir() {
             vacated.add_shared(dir.ino, name, left);
         } else {
-            vacated.add(dir.ino, name, left);
+            vacated.add(dir.ino, name, left, |d, t| !self.pending(d, t));
         }
     }
 

@@ -48,9 +48,9 @@ impl MountedVolume {
         if !self.shared.looks.is_due() {
             return;
         }
-        self.shared.looks.saw(self.dirty_pages());
         let bytes: u64 =
             self.domains.iter().map(|d| (d.memory.pages() + d.memory.pinned()) * 4096 + d.memory.index_bytes()).sum();
+        self.shared.looks.saw(self.dirty_pages(), bytes);
         if bytes > self.cache_budget()
             && let Some(_one) = self.evicting.try_lock()
         {

@@ -4,21 +4,19 @@
 //! that it touches, above all of those that it finds only after others. So the positions stand in order in an array of their
 //! own, each with the place of its entry in one word ([`Key`]): a search begins where the position should be and touches one
 //! or two lines of it, then the entry. Entries stay where they came to lie, and the place of one that left is taken by the
-//! next that comes.
+//! next that comes. Until then it is as it was: who removes a name that a commit has read writes keys only, of which eight lie in
+//! a cache line.
 //!
-//! Invariants: the heads of `keys` rise, of keys with the same head the positions; there are at most [`MOST`]. Slots that no
-//! key names are the list that begins at `free`. All heads lie between `lo` and `hi`.
+//! Invariants: the heads of the first `len` keys rise, of keys with the same head the positions; there are at most [`MOST`]. The keys
+//! behind them name the slots that are free, the one that left last first; of their heads nothing is known. All heads of the others
+//! lie between `lo` and `hi`.
 
-use braidfs_format::InodeNo;
 use braidfs_format::dentry::{BUCKET_BYTES, Dentry, ENTRY_FIXED_BYTES, HASH_MAX};
 use std::ops::Range;
 
 /// Most entries: what fits a bucket with names of one byte, and the one that makes it split.
 pub const MOST: usize = BUCKET_BYTES / (ENTRY_FIXED_BYTES + 1) + 1;
 const _: () = assert!(MOST <= 256, "numbers of slots are bytes");
-
-/// No slot, in the list of free ones.
-const NONE: u16 = u16::MAX;
 
 /// The upper 56 bits of a position, which has 63: the head; of more than that, the highest.
 fn head(pos: u64) -> u64 {
@@ -54,8 +52,8 @@ pub struct Sorted {
     /// Bounds of the heads, their upper 32 bits: a search reads neither end of the array.
     lo: u32,
     hi: u32,
-    /// First free slot, whose `hash` is the next one's number.
-    free: u16,
+    /// Keys of entries. As many as there are slots name those that are free.
+    len: u16,
 }
 
 impl Default for Sorted {
@@ -73,27 +71,34 @@ impl Sorted {
         keys.extend((0u8..=255).zip(&slots).map(|(i, e)| Key::new(head(e.hash), i)));
         let lo = slots.first().map_or(u32::MAX, |e| upper(head(e.hash)));
         let hi = slots.last().map_or(0, |e| upper(head(e.hash)));
-        Self { keys, slots, lo, hi, free: NONE }
+        let len = slots.len() as u16;
+        Self { keys, slots, lo, hi, len }
     }
 
     /// With no entries.
     pub const fn new_empty() -> Self {
-        Self { keys: Vec::new(), slots: Vec::new(), lo: u32::MAX, hi: 0, free: NONE }
+        Self { keys: Vec::new(), slots: Vec::new(), lo: u32::MAX, hi: 0, len: 0 }
     }
 
     /// Number of entries.
     pub fn len(&self) -> usize {
-        self.keys.len()
+        usize::from(self.len)
+    }
+
+    /// The keys of entries.
+    fn used(&self) -> &[Key] {
+        &self.keys[..self.len()]
     }
 
     /// The entry of the position that is the `rank`th.
     pub fn get(&self, rank: usize) -> Option<&Dentry> {
-        self.slots.get(self.keys.get(rank)?.slot())
+        self.slots.get(self.used().get(rank)?.slot())
     }
 
     /// [`Self::get`], to change all but its position.
     pub fn get_mut(&mut self, rank: usize) -> Option<&mut Dentry> {
-        self.slots.get_mut(self.keys.get(rank)?.slot())
+        let slot = self.used().get(rank)?.slot();
+        self.slots.get_mut(slot)
     }
 
     /// Whether the entry of the rank stands at this position.
@@ -102,14 +107,14 @@ impl Sorted {
     }
 
     fn has_head(&self, rank: usize, pos: u64) -> bool {
-        self.keys.get(rank).is_some_and(|k| k.head() == head(pos))
+        self.used().get(rank).is_some_and(|k| k.head() == head(pos))
     }
 
     /// Rank of the entry with this name between two positions.
     pub fn find(&self, positions: Range<u64>, name: &[u8]) -> Option<usize> {
         let end = head(positions.end);
         let mut rank = self.search(head(positions.start));
-        while self.keys.get(rank)?.head() <= end {
+        while self.used().get(rank)?.head() <= end {
             if self.get(rank).is_some_and(|e| positions.contains(&e.hash) && *e.name == *name) {
                 return Some(rank);
             }
@@ -120,7 +125,7 @@ impl Sorted {
 
     /// Entries in order.
     pub fn iter(&self) -> impl Iterator<Item = &Dentry> + Clone {
-        self.keys.iter().map(|key| &self.slots[key.slot()])
+        self.used().iter().map(|key| &self.slots[key.slot()])
     }
 
     /// Reads the entries once as they lie in memory: who is about to walk over them in order then waits for none of them.
@@ -132,7 +137,7 @@ impl Sorted {
     /// Rank of the first entry whose head is at least this. Positions are hashes and spread evenly: the search begins where
     /// the head should be, which touches less memory than halving.
     fn search(&self, head: u64) -> usize {
-        let keys = self.keys.as_slice();
+        let keys = self.used();
         let (n, top) = (keys.len(), upper(head));
         if top < self.lo || n == 0 {
             return 0;
@@ -178,25 +183,29 @@ impl Sorted {
         debug_assert!(!self.is_at(rank, entry.hash) && self.len() < 256);
         let head = head(entry.hash);
         (self.lo, self.hi) = (self.lo.min(upper(head)), self.hi.max(upper(head)));
-        let slot = match self.slots.get_mut(usize::from(self.free)) {
-            Some(free) => {
-                let slot = usize::from(std::mem::replace(&mut self.free, free.hash as u16));
-                *free = entry;
-                slot
-            }
+        let len = self.len();
+        match self.keys.get(len) {
+            Some(free) => self.slots[free.slot()] = entry,
             None => {
+                self.keys.push(Key::new(0, self.slots.len() as u8));
                 self.slots.push(entry);
-                self.slots.len() - 1
             }
-        };
-        self.keys.insert(rank, Key::new(head, slot as u8));
+        }
+        let slot = self.keys[len].slot();
+        self.keys.copy_within(rank..len, rank + 1);
+        self.keys[rank] = Key::new(head, slot as u8);
+        self.len += 1;
         rank
     }
 
     /// Takes the entry of a rank out.
     pub fn remove(&mut self, rank: usize) -> Option<Dentry> {
-        let entry = self.vacate(self.keys.get(rank)?.slot())?;
-        self.keys.remove(rank);
+        let freed = *self.used().get(rank)?;
+        let entry = self.take(freed.slot())?;
+        let last = self.len() - 1;
+        self.keys.copy_within(rank + 1..=last, rank);
+        self.keys[last] = freed;
+        self.len -= 1;
         Some(entry)
     }
 
@@ -219,26 +228,29 @@ impl Sorted {
 
     /// Gives the entries from a rank on.
     fn split_off(&mut self, rank: usize) -> Self {
-        let moved = self.keys.split_off(rank.min(self.keys.len()));
+        let (rank, len) = (rank.min(self.len()), self.len());
         // with room to grow: it will
-        let mut slots = Vec::with_capacity(moved.len().max(MOST / 2));
-        for key in moved {
-            slots.extend(self.vacate(key.slot()));
+        let mut slots = Vec::with_capacity((len - rank).max(MOST / 2));
+        for i in rank..len {
+            slots.extend(self.take(self.keys[i].slot()));
         }
-        self.hi = self.keys.last().map_or(0, |key| upper(key.head()));
+        self.len = rank as u16;
+        self.hi = self.used().last().map_or(0, |key| upper(key.head()));
         Self::new(slots)
     }
 
     /// The slots of the entries in order, and what is in the slots.
     pub fn into_slots(self) -> (impl Iterator<Item = usize>, Vec<Dentry>) {
-        (self.keys.into_iter().map(Key::slot), self.slots)
+        let len = self.len();
+        (self.keys.into_iter().take(len).map(Key::slot), self.slots)
     }
 
-    /// Takes the entry out of a slot, which is free then.
-    fn vacate(&mut self, slot: usize) -> Option<Dentry> {
-        let free = Dentry { hash: self.free.into(), node: InodeNo(0), generation: 0, kind: 0, name: [].into() };
-        let entry = std::mem::replace(self.slots.get_mut(slot)?, free);
-        self.free = slot as u16;
-        Some(entry)
+    /// The entry of a slot that is about to be free. A name that has memory of its own is taken out; else the slot is only read.
+    fn take(&mut self, slot: usize) -> Option<Dentry> {
+        let entry = self.slots.get_mut(slot)?;
+        if entry.name.heap_bytes() == 0 {
+            return Some(entry.clone());
+        }
+        Some(Dentry { name: std::mem::replace(&mut entry.name, [].into()), ..*entry })
     }
 }
