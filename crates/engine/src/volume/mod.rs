@@ -8,6 +8,7 @@ pub mod add_domain;
 pub mod background;
 mod cleaner;
 mod compaction;
+pub mod device_use;
 mod domains;
 pub mod drain;
 mod emptying;
