@@ -37,6 +37,7 @@ mod side_by_side;
 pub mod tenant_devices;
 pub mod tenants;
 pub(crate) mod tidy;
+mod to_scratch;
 pub mod trim;
 
 use crate::error::{Error, Result};
