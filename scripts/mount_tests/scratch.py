@@ -157,7 +157,7 @@ def a_journal_again(volume, _top):
         same(tenant(v)["journal"], "ordered", "mode of the journal")
         write_synced(v.mnt / "t/synced", b"synced")
         os.rename(v.mnt / "t/synced", v.mnt / "synced")
-        refuses(1, ("from its beginning",), v.binary, "tenant", "set", "--journal", "scratch", v.mnt, "t")
+        refuses(1, ("only an empty tenant",), v.binary, "tenant", "set", "--journal", "scratch", v.mnt, "t")
         run(v.binary, "tenant", "create", "--journal", "scratch", v.mnt / "u")
         all_of = fill(v.mnt / "u", 5)
         run(v.binary, "tenant", "remove", v.mnt, "u")

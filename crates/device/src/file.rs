@@ -9,6 +9,7 @@ use crate::flush::FlushGate;
 use crate::open::{self, OpenError};
 use crate::range::RangeLock;
 use crate::rw::{Gather, read_exact_at};
+use crate::throttle::{self, Throttle};
 use crate::uring::{self, RingPool};
 use crate::{BLOCK_BYTES, Device, WriteOp, blkdev, check_discard, check_ops, check_range};
 use braidfs_sync::device::Mutex;
@@ -31,6 +32,8 @@ const BOUNCE_BYTES: usize = 1 << 20;
 /// Most writes, and bytes, that go past the device's cache: of more, one flush behind them costs less.
 const THROUGH_WRITES: usize = 4;
 const THROUGH_BYTES: usize = 64 << 10;
+/// Bytes of a large batch that a thread has under way at once, where no small sync needs the device.
+const WAVE_BYTES: usize = 32 << 20;
 
 /// How often a claim is tried that somebody else has.
 const CLAIM_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
@@ -64,6 +67,8 @@ pub struct FileDevice {
     copies: bool,
     /// On lines of its own: all who write beside it read what lies around it.
     gate: Line<FlushGate>,
+    /// Large batches step back behind small syncs.
+    pub(crate) throttle: Arc<Throttle>,
     /// Who opened it.
     process: u32,
     /// Another process has its descriptors, too, see [`hand_over`].
@@ -118,6 +123,7 @@ impl FileDevice {
             rings: uring::available().then(RingPool::default),
             copies,
             gate: Line::default(),
+            throttle: Arc::default(),
             process: std::process::id(),
             lent: AtomicBool::new(false),
             reopened: Arc::default(),
@@ -162,6 +168,7 @@ impl FileDevice {
             rings: uring::available().then(RingPool::default),
             copies: true,
             gate: Line::default(),
+            throttle: Arc::default(),
             process: std::process::id(),
             lent: AtomicBool::new(false),
             reopened: Arc::default(),
@@ -268,6 +275,7 @@ impl FileDevice {
             rings: self.rings.is_some().then(RingPool::default),
             copies: self.copies,
             gate: Line::default(),
+            throttle: Arc::default(),
             process: std::process::id(),
             lent: AtomicBool::new(false),
             reopened: Arc::clone(&self.reopened),
@@ -306,6 +314,38 @@ impl FileDevice {
         }
         write(&mut writes)
     }
+
+    fn write_all(&self, writes: &mut [Gather<'_>]) -> io::Result<()> {
+        let fd = self.file.as_fd();
+        match self.rings() {
+            Some(rings) if writes.len() > 1 && !self.copies => rings.write(fd, writes),
+            // Alone, a write is cheaper as one system call than as an entry of a ring.
+            _ => writes.iter_mut().try_for_each(|w| w.finish(fd, 0)),
+        }
+    }
+
+    /// In waves, which let small syncs go first.
+    fn write_large(&self, mut writes: &mut [Gather<'_>]) -> io::Result<()> {
+        let most = if self.rings().is_some() { WAVE_BYTES } else { 0 };
+        while !writes.is_empty() {
+            let n = wave(writes, self.throttle.wave_bytes(most));
+            let (now, later) = std::mem::take(&mut writes).split_at_mut(n);
+            let _wave = self.throttle.enter(now.iter().map(|w| w.bytes).sum());
+            self.write_all(now)?;
+            writes = later;
+        }
+        Ok(())
+    }
+}
+
+/// How many of `writes` are a wave of so many bytes; one at least.
+fn wave(writes: &[Gather<'_>], bytes: usize) -> usize {
+    let mut sum = 0;
+    let fit = writes.iter().take(uring::ENTRIES as usize).take_while(|w| {
+        sum += w.bytes;
+        sum <= bytes
+    });
+    fit.count().max(1)
 }
 
 impl Drop for FileDevice {
@@ -378,11 +418,9 @@ impl Device for FileDevice {
     }
 
     fn write_batch(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
-        let fd = self.file.as_fd();
-        let written = self.with_writes(ops, |writes| match self.rings() {
-            Some(rings) if writes.len() > 1 && !self.copies => rings.write(fd, writes),
-            // Alone, a write is cheaper as one system call than as an entry of a ring.
-            _ => writes.iter_mut().try_for_each(|w| w.finish(fd, 0)),
+        let written = self.with_writes(ops, |writes| {
+            let is_large = !self.copies && writes.iter().map(|w| w.bytes).sum::<usize>() > throttle::SMALL_BYTES;
+            if is_large { self.write_large(writes) } else { self.write_all(writes) }
         });
         // also of one that failed something may be written
         self.gate.wrote();
@@ -390,9 +428,12 @@ impl Device for FileDevice {
     }
 
     fn write_batch_through(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
+        let bytes: usize = ops.iter().flat_map(|op| &op.bufs).map(|b| b.len()).sum();
+        if bytes <= throttle::SMALL_BYTES && !self.copies {
+            throttle::writes(&self.throttle);
+        }
         // What was written before must be durable, too: else the flush that follows is needed anyway.
         let Some(rings) = self.rings() else { return self.write_batch(ops) };
-        let bytes: usize = ops.iter().flat_map(|op| &op.bufs).map(|b| b.len()).sum();
         let small = ops.len() <= THROUGH_WRITES && bytes <= THROUGH_BYTES;
         if !(self.is_block_device && self.direct && small && self.gate.is_clean()) {
             return self.write_batch(ops);
@@ -418,6 +459,7 @@ impl Device for FileDevice {
     }
 
     fn flush(&self) -> io::Result<()> {
+        let _sync = throttle::flushed(&self.throttle);
         self.gate.flush(|| {
             // An interrupted one says nothing about what was written: another one does.
             retry_on_intr(|| fdatasync(&self.file)).map_err(|e| {

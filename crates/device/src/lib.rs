@@ -16,6 +16,7 @@ mod range;
 mod record;
 mod rw;
 mod sparse;
+mod throttle;
 mod trace;
 mod uring;
 

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Writes in flight per ring; longer batches go in waves.
-const ENTRIES: u32 = 64;
+pub(crate) const ENTRIES: u32 = 64;
 /// Idle rings kept per device.
 const MAX_IDLE: usize = 64;
 /// Threads with a ring of their own.

@@ -54,6 +54,7 @@ pub use quota::{Force, Forced, forced};
 pub use spending::Spending;
 pub use types::*;
 pub use volume::add_device::DeviceChange;
+pub use volume::device_use::DeviceUse;
 pub use volume::drain::{Drained, HeldDirectory};
 pub use volume::held::hand_over::NotHandedOver;
 pub use volume::journal_replay::JournalReplay;

@@ -119,6 +119,11 @@ pub enum Bug {
     ScratchEmptiedLate,
     /// A name crosses the border of a domain without a journal.
     ScratchBorderOpen,
+    /// What moves out of a block group is not durable when the commit record says where it is. Not in [`Bug::ALL`], as the
+    /// next: the test kit's `planted_moves` shows them.
+    CopyUnflushed,
+    /// A block group that was emptied is nobody's before the checkpoint after which no journal tells of it.
+    EmptiedGivenEarly,
     /// A domain that is added is counted before its header is durable. Not in [`Bug::ALL`]: the test kit's `planted_resize`
     /// shows it.
     DomainEarly,

@@ -235,6 +235,14 @@ impl Store {
         })
     }
 
+    /// Calls of device `i` that failed since the volume was opened; where it cannot discard is none of them.
+    ///
+    /// # Panics
+    /// As [`Self::device`].
+    pub fn errors_of(&self, i: usize) -> u64 {
+        self.members.seat(i).errors()
+    }
+
     /// Device `i`, for the volume's own tables. Of one that has just left the volume what is left of it: it flushes nothing, and
     /// fails else.
     ///

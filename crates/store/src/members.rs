@@ -44,8 +44,11 @@ pub(crate) struct Seat {
 
 impl Seat {
     fn new(device: Arc<dyn Device>, entry: &DeviceEntry, geometry: Geometry) -> Self {
-        let member =
-            Arc::new(Member { name: device.name(), inner: PassLock::of_device(Some(SharedFlushes::of(device))) });
+        let member = Arc::new(Member {
+            name: device.name(),
+            inner: PassLock::of_device(Some(SharedFlushes::of(device))),
+            errors: AtomicU64::new(0),
+        });
         Self {
             device: Arc::clone(&member) as Arc<dyn Device>,
             member,
@@ -57,6 +60,11 @@ impl Seat {
 
     pub fn end(&self) -> u64 {
         self.end.load(Ordering::Acquire)
+    }
+
+    /// Calls that the device answered with an error.
+    pub fn errors(&self) -> u64 {
+        self.member.errors.load(Ordering::Relaxed)
     }
 }
 
@@ -133,6 +141,8 @@ impl Members {
 struct Member {
     name: String,
     inner: PassLock<Option<Arc<dyn Device>>, rank::Member>,
+    /// Of calls, since the volume was opened; what it cannot do is none.
+    errors: AtomicU64,
 }
 
 impl Member {
@@ -145,8 +155,17 @@ impl Member {
 
     fn with<R>(&self, f: impl FnOnce(&dyn Device) -> io::Result<R>) -> io::Result<R> {
         match &*self.inner.read() {
-            Some(device) => f(&**device),
+            Some(device) => f(&**device).inspect_err(|e| self.count(e)),
             None => Err(io::Error::new(io::ErrorKind::NotFound, format!("{} was removed from the volume", self.name))),
+        }
+    }
+}
+
+impl Member {
+    #[cold]
+    fn count(&self, e: &io::Error) {
+        if e.kind() != io::ErrorKind::Unsupported {
+            self.errors.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -170,7 +189,7 @@ impl Device for Member {
     }
     fn flush(&self) -> io::Result<()> {
         // what lay on one that has left is nobody's
-        self.inner.read().as_ref().map_or(Ok(()), |d| d.flush())
+        self.inner.read().as_ref().map_or(Ok(()), |d| d.flush().inspect_err(|e| self.count(e)))
     }
     fn shares_flushes(&self) -> bool {
         true

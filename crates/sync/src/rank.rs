@@ -291,6 +291,8 @@ ranks! {
     DeviceRange = 11, "file" 1, One, (): "range lock of a device";
     /// The flush of a device that threads share.
     Flush = 11, "flush" 0, One, (): "flush gate";
+    /// Bytes of large batches that a device has under way.
+    LargeBatches = 11, "large batches" 0, One, (): "large batches of a device";
     /// The fence before a remote device: for who waits for it to open.
     Fence = 11, "fence" 0, One, (): "fence";
     /// Which fence a network block device has.

@@ -41,6 +41,7 @@ pub mod sparse;
 pub mod states;
 pub mod subject;
 pub mod tenant;
+pub mod tenant_changes;
 pub mod tenant_devices;
 pub mod walk;
 

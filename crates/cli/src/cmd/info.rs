@@ -185,6 +185,20 @@ fn report(volume: &Volume, in_use: bool, mounted_on: Option<PathBuf>) -> Report 
     }
 }
 
+/// Of a domain, with the tenant that has it and how that uses its journal.
+fn state(d: &DomainInfo) -> String {
+    let mut state = d.failed.as_deref().map_or_else(|| "good".into(), |why| format!("read-only: {why}"));
+    if let Some(name) = &d.tenant {
+        state += &format!(", tenant {}", text::name(name.as_bytes()));
+    }
+    match d.journal_mode {
+        Some("scratch") => state += ", no journal: empty after a crash",
+        Some(mode) => state += &format!(", journal mode {mode}"),
+        None => {}
+    }
+    state
+}
+
 fn lines(report: &Report) -> String {
     let s = &report.space;
     let mut out = String::new();
@@ -215,7 +229,7 @@ fn lines(report: &Report) -> String {
             text::size(d.free << 12),
             text::size(d.journal_blocks << 12),
             d.inodes.saturating_sub(d.inodes_free),
-            d.failed.as_deref().map_or_else(|| "good".into(), |why| format!("read-only: {why}"))
+            state(d)
         ));
     }
     out

@@ -4,7 +4,8 @@ use crate::cmd::umount::is_braidfs;
 use crate::failure::{Failure, Outcome, server_error};
 use crate::{mountinfo, text};
 use braidfs_fuse::control::{OpStats, SampleError, Stats, sample, stats};
-use braidfs_fuse::watch::sample::{Cache, Domain, Latency, Process, Quota, Sample, Tenant};
+use braidfs_fuse::watch::sample::{Cache, Device, Domain, Latency, Process, Quota, Sample, Tenant};
+use rustix::io::Errno;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -73,6 +74,7 @@ struct More {
     tenants: Vec<With<Tenant>>,
     /// Users, groups and directories that have limits.
     quotas: Vec<Quota>,
+    devices: Vec<Device>,
 }
 
 /// What a server tells of something, with the percentiles of its latency in the place of the buckets. Of `latency` only what
@@ -204,7 +206,9 @@ impl Report {
             let times = now.latency.since(&was.latency);
             o.latency = Quantiles::of(&times);
         }
-        let Sample { layout, version, uptime_ns, uuid, label, domains, cache, tenants, quotas, parked, .. } = now;
+        let Sample {
+            layout, version, uptime_ns, uuid, label, domains, cache, tenants, quotas, devices, parked, ..
+        } = now;
         let Sample { processes, pid_namespace, restricted, .. } = now;
         let since = |now: &Latency, before: Option<&Latency>| {
             Quantiles::of(&before.map_or_else(|| now.clone(), |b| now.since(b)))
@@ -237,6 +241,7 @@ impl Report {
             parked,
             tenants,
             quotas,
+            devices,
         });
     }
 }

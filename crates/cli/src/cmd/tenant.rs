@@ -158,7 +158,7 @@ struct More {
     #[arg(long, value_parser = parse, value_name = "SIZE")]
     memory_max: Option<Limit>,
     /// How its journal is used: ordered, data (no file is overwritten in place), mount (as the mount says), or scratch: there
-    /// is none, nothing is promised, and a crash leaves it empty. Into scratch only when it is made
+    /// is none, nothing is promised, and a crash leaves it empty. Into scratch only when it is made, or while nothing is in it
     #[arg(long, value_parser = parse_journal, value_name = "MODE")]
     journal: Option<Journal>,
     /// Most processor time that the server may spend on it, of one processor, and how much at once after a pause: 50%, 150%/300%, or none
@@ -564,7 +564,7 @@ fn tell(t: &Report, json: bool) -> Outcome {
     match t.journal {
         Some("scratch") => crate::say(format_args!("  no journal: what is in it is gone after a crash"))?,
         Some(mode) => crate::say(format_args!("  journal mode {mode}"))?,
-        None => {}
+        None => crate::say(format_args!("  journal mode as the mount says"))?,
     }
     tell_memory(t)?;
     tell_serving(t)?;

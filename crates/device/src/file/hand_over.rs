@@ -125,6 +125,7 @@ impl FileDevice {
             rings: uring::available().then(RingPool::default),
             copies,
             gate: Line::<FlushGate>::default(),
+            throttle: Arc::default(),
             process: std::process::id(),
             lent: AtomicBool::new(true),
             reopened: Arc::default(),

@@ -22,6 +22,7 @@ pub use uri::{NbdUri, is_nbd_uri};
 
 use crate::fence::{Fence, RecordIo};
 use crate::flush::FlushGate;
+use crate::throttle::{self, Throttle};
 use crate::{BLOCK_BYTES, Device, Remote, WriteOp, check_discard, check_ops, check_range};
 use braidfs_sync::device::Mutex;
 use braidfs_sync::{Condvar, rank};
@@ -72,6 +73,8 @@ struct Shared {
     /// For the keeper: something happened that it must look at.
     changed: Condvar,
     gate: FlushGate,
+    /// Large batches step back behind small syncs.
+    throttle: Arc<Throttle>,
     fence: Mutex<Option<Arc<Fence>>, rank::NbdFence>,
 }
 
@@ -204,6 +207,7 @@ impl NbdDevice {
             state: Mutex::new(state),
             changed: Condvar::default(),
             gate: FlushGate::default(),
+            throttle: Arc::default(),
             fence: Mutex::default(),
         });
         let failed = |error| NbdError::Connect { uri: text.clone(), error };
@@ -297,17 +301,19 @@ impl Shared {
         batch.wait()
     }
 
-    /// [`Self::run`] in waves; `each` gets the answers of a wave with the place of its first request.
+    /// [`Self::run`] in waves; `each` gets the answers of a wave with the place of its first request. Those of a `large` batch of
+    /// writes let small syncs go first.
     fn run_waves(
         &self,
         mut ops: impl Iterator<Item = Op>,
-        fenced: bool,
+        (fenced, large): (bool, bool),
         mut each: impl FnMut(usize, Vec<Vec<u8>>),
     ) -> io::Result<()> {
         let mut first = 0;
         loop {
             let (mut wave, mut bytes) = (Vec::new(), 0);
-            while wave.len() < WAVE && bytes < WAVE_BYTES {
+            let most = if large { self.throttle.wave_bytes(WAVE_BYTES) } else { WAVE_BYTES };
+            while wave.len() < WAVE && bytes < most {
                 let Some(op) = ops.next() else { break };
                 bytes += op.data().len() + op.answer_bytes();
                 wave.push(op);
@@ -319,6 +325,7 @@ impl Shared {
                 self.make_room()?;
             }
             let n = wave.len();
+            let _turn = large.then(|| self.throttle.enter(bytes));
             each(first, self.run(wave, fenced)?);
             first += n;
         }
@@ -379,13 +386,17 @@ impl Shared {
         let ops = (0..bytes)
             .step_by(chunk)
             .map(|at| Op::Read { offset: start + at as u64, bytes: chunk.min(bytes - at) as u32 });
-        self.run_waves(ops, false, |first, answers| {
+        self.run_waves(ops, (false, false), |first, answers| {
             for (i, data) in answers.into_iter().enumerate() {
                 let at = (first + i) * chunk;
                 buf[at..at + data.len()].copy_from_slice(&data);
             }
         })
     }
+}
+
+fn bytes_of(ops: &[WriteOp<'_>]) -> usize {
+    ops.iter().flat_map(|op| &op.bufs).map(|b| b.len()).sum()
 }
 
 impl Device for NbdDevice {
@@ -402,7 +413,8 @@ impl Device for NbdDevice {
         let shared = &self.shared;
         shared.may_write()?;
         check_ops(self.blocks(), ops)?;
-        let written = shared.run_waves(shared.writes(ops, false), true, |_, _| {});
+        let large = bytes_of(ops) > throttle::SMALL_BYTES;
+        let written = shared.run_waves(shared.writes(ops, false), (true, large), |_, _| {});
         // also of one that failed something may be written
         shared.gate.wrote();
         written
@@ -410,7 +422,10 @@ impl Device for NbdDevice {
 
     fn write_batch_through(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
         let shared = &self.shared;
-        let bytes: usize = ops.iter().flat_map(|op| &op.bufs).map(|b| b.len()).sum();
+        let bytes = bytes_of(ops);
+        if bytes <= throttle::SMALL_BYTES {
+            throttle::writes(&shared.throttle);
+        }
         let small = ops.len() <= THROUGH_WRITES && bytes <= THROUGH_BYTES;
         // What was written before must be durable, too: else the flush that follows is needed anyway.
         if !(small && shared.export.can_fua() && shared.export.can_flush() && shared.gate.is_clean()) {
@@ -418,7 +433,7 @@ impl Device for NbdDevice {
         }
         shared.may_write()?;
         check_ops(self.blocks(), ops)?;
-        let written = shared.run_waves(shared.writes(ops, true), true, |_, _| {});
+        let written = shared.run_waves(shared.writes(ops, true), (true, false), |_, _| {});
         if written.is_err() {
             shared.gate.wrote();
         }
@@ -426,6 +441,7 @@ impl Device for NbdDevice {
     }
 
     fn flush(&self) -> io::Result<()> {
+        let _sync = throttle::flushed(&self.shared.throttle);
         self.shared.gate.flush(|| {
             self.shared.flush_once().inspect_err(|e| {
                 tracing::error!("{}: flush failed ({e}): no later flush of it can be trusted", self.name());
@@ -451,7 +467,7 @@ impl Device for NbdDevice {
             bytes: TRIM_BYTES.min(bytes - at) as u32,
             fua,
         });
-        let trimmed = shared.run_waves(ops, true, |_, _| {});
+        let trimmed = shared.run_waves(ops, (true, false), |_, _| {});
         shared.gate.wrote();
         trimmed.map_err(|e| match e.raw_os_error() {
             Some(libc::EOPNOTSUPP) => io::Error::new(io::ErrorKind::Unsupported, e),

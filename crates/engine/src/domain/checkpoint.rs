@@ -111,7 +111,8 @@ impl Domain {
             planted::too_early(Bug::GivenEarly, || self.commit())?;
             self.checkpoint_locked(leaving)
         };
-        planted::in_order(Bug::GivenEarly, let_go, || given(leaving)).inspect_err(|e| self.fail(e))?;
+        let early = if planted(Bug::EmptiedGivenEarly) { Bug::EmptiedGivenEarly } else { Bug::GivenEarly };
+        planted::in_order(early, let_go, || given(leaving)).inspect_err(|e| self.fail(e))?;
         for g in leaving {
             if planted(Bug::OwnedTwice) {
                 self.nodes.reopen_group(*g);

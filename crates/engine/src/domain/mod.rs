@@ -558,6 +558,8 @@ impl Domain {
             fast_syncs: self.counters.fast_syncs.sum().max(0) as u64,
             cleaned_blocks: self.counters.cleaned.load(Ordering::Relaxed),
             defragmented_blocks: self.counters.defragmented.load(Ordering::Relaxed),
+            tenant: self.tenant_root().and_then(|_| self.binding()).map(|b| b.name),
+            journal_mode: self.journal_mode().map(braidfs_format::domain::JournalMode::name),
             failed: self.failed().map(str::to_owned),
         }
     }

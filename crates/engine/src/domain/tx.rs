@@ -188,7 +188,10 @@ impl Tx {
         let mut n = 0;
         {
             let mut records = part.records.lock();
-            rs.into_iter().inspect(|_| n += 30).for_each(|r| records.push(r));
+            for r in rs {
+                n += 30;
+                records.push(r);
+            }
         }
         self.costs_if_any(part, n);
     }

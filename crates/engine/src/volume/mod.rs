@@ -8,6 +8,7 @@ pub mod add_domain;
 pub mod background;
 mod cleaner;
 mod compaction;
+pub mod device_use;
 mod domains;
 pub mod drain;
 mod emptying;
@@ -36,6 +37,7 @@ mod side_by_side;
 pub mod tenant_devices;
 pub mod tenants;
 pub(crate) mod tidy;
+mod to_scratch;
 pub mod trim;
 
 use crate::error::{Error, Result};

@@ -182,8 +182,8 @@ impl Volume {
     /// ([`Self::write_accepted`]), until the front end says that there is no more of it ([`Self::promises_are_kept`]).
     ///
     /// # Errors
-    /// [`Error::NotFound`] where there is no such tenant; [`Error::Invalid`], [`Error::ReadOnly`]; of the device: after a
-    /// crash the budget may be the old or the new one.
+    /// [`Error::NotFound`] where there is no such tenant; [`Error::Invalid`], also where one that is not empty shall have no
+    /// journal; [`Error::ReadOnly`]; of the device: after a crash the budget may be the old or the new one.
     pub fn tenant_set(&self, name: &str, budget: TenantBudget) -> Result<Tenant> {
         self.tenant_change(name, |b| *b = budget)
     }
@@ -203,10 +203,6 @@ impl Volume {
         change(&mut budget);
         checked(name, budget)?;
         let (journal, devices) = (binding.journal, binding.devices);
-        if budget.journal == Some(JournalMode::Scratch) && journal != budget.journal {
-            // what is in it was promised to survive a crash
-            return Err(Error::Invalid("a tenant has no journal from its beginning, or has one"));
-        }
         let moves = devices != budget.devices;
         binding.set_budget(budget);
         binding.look_at_soft(d.space.used(), i.seconds());
@@ -544,9 +540,12 @@ impl MountedVolume {
     }
 
     /// Has the header say what `to` says, durably, of a tenant whose domain used its journal as `before` says.
-    fn change_journal(&self, d: &Domain, before: Option<JournalMode>, to: &mut Binding) -> Result<()> {
+    fn change_journal(&self, d: &Arc<Domain>, before: Option<JournalMode>, to: &mut Binding) -> Result<()> {
         if to.journal == before {
             return d.bind(Some(to));
+        }
+        if to.journal == Some(JournalMode::Scratch) {
+            return self.become_scratch(d, to);
         }
         if before == Some(JournalMode::Scratch) {
             // all that is there is durable before the header says that it will be there

@@ -8,9 +8,11 @@ use crate::ops::flags::ioctl_out;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::requester;
 use crate::watch::processes::Asked;
-use crate::watch::sample::{Cache, Domain, LAYOUT, Latency, Operation, Process, Quota, Rate, Sample, Serving, Tenant};
-use braidfs::DomainInfo;
+use crate::watch::sample::{
+    Cache, Device, Domain, LAYOUT, Latency, Operation, Process, Quota, Rate, Sample, Serving, Share, Tenant,
+};
 use braidfs::RateUse;
+use braidfs::{DeviceUse, DomainInfo};
 use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
 use std::os::unix::fs::MetadataExt;
@@ -138,6 +140,9 @@ impl BraidFs {
         by_thread.truncate(PROCESSES);
         let processes = by_thread.into_iter().map(process).collect();
         let memory = self.vol.cache_use();
+        let tenants = if restricted { Vec::new() } else { self.vol.tenants() };
+        let device = |d| device_sample(d, &tenants, restricted);
+        let devices = self.vol.device_uses().into_iter().map(device).collect();
         let super_block = self.vol.super_block();
         Sample {
             layout: LAYOUT,
@@ -162,7 +167,8 @@ impl BraidFs {
             processes,
             pid_namespace: pid_namespace(),
             restricted,
-            tenants: if restricted { Vec::new() } else { self.vol.tenants().into_iter().map(tenant).collect() },
+            devices,
+            tenants: tenants.into_iter().map(tenant).collect(),
             quotas: if restricted { Vec::new() } else { self.vol.limited_quotas().into_iter().map(quota).collect() },
         }
     }
@@ -194,6 +200,24 @@ impl BraidFs {
     }
 }
 
+fn device_sample(d: DeviceUse, tenants: &[braidfs::Tenant], restricted: bool) -> Device {
+    let share = |t: &braidfs::Tenant| {
+        let (_, bytes) = d.domains.iter().find(|(id, _)| *id == t.domain)?;
+        Some(Share { name: t.name.clone(), bytes: *bytes })
+    };
+    Device {
+        device: d.device,
+        tenants: tenants.iter().filter_map(share).collect(),
+        name: if restricted { String::new() } else { d.name },
+        state: if d.drained { "drained" } else { "ok" }.into(),
+        bytes: d.bytes,
+        free: d.free,
+        groups: d.groups,
+        free_groups: d.unclaimed,
+        errors: d.errors,
+    }
+}
+
 fn tenant(t: braidfs::Tenant) -> Tenant {
     Tenant {
         name: t.name,
@@ -218,6 +242,7 @@ fn tenant(t: braidfs::Tenant) -> Tenant {
             waits: t.served.waits,
             waited_ns: nanos(t.served.waited),
         },
+        journal: t.budget.journal.map(|j| j.name().into()),
         devices: t.budget.devices.numbers().map(|n| n as u16).collect(),
         elsewhere_groups: t.elsewhere.groups,
         elsewhere: t.elsewhere.bytes,

@@ -1,6 +1,6 @@
 //! A sample as text of OpenMetrics 1.0.
 
-use super::sample::{Domain, Latency, Quota, Rate, Sample, Serving, Tenant};
+use super::sample::{Device, Domain, Latency, Quota, Rate, Sample, Serving, Tenant};
 use std::fmt::{Display, Write};
 
 /// Of the HTTP answer.
@@ -89,6 +89,7 @@ pub(crate) fn text(s: &Sample) -> String {
     t.line("braidfs_cache_hits_total", &[], c.hits);
     t.family("braidfs_cache_misses", "counter", "Reads that waited for the device.");
     t.line("braidfs_cache_misses_total", &[], c.misses);
+    devices(&mut t, &s.devices);
     tenants(&mut t, s);
     quotas(&mut t, &s.quotas);
     t.0.push_str("# EOF\n");
@@ -105,6 +106,25 @@ fn gauges<T>(t: &mut Text, all: &[Gauge<T>], things: &[T], line: impl Fn(&mut Te
         for (thing, n) in things.iter().filter_map(|thing| Some((thing, of(thing)?))) {
             line(t, name, thing, n);
         }
+    }
+}
+
+fn devices(t: &mut Text, devices: &[Device]) {
+    let all: [Gauge<Device>; 5] = [
+        ("braidfs_device_bytes", |d| Some(d.bytes), "Room for data and metadata on a device."),
+        ("braidfs_device_free_bytes", |d| Some(d.free), "What of it is not used."),
+        ("braidfs_device_groups", |d| Some(d.groups.into()), "Block groups."),
+        ("braidfs_device_free_groups", |d| Some(d.free_groups.into()), "Block groups that no domain has."),
+        ("braidfs_device_drained", |d| Some((d.state == "drained").into()), "1: nothing new comes to lie on it."),
+    ];
+    let number = |d: &Device| d.device.to_string();
+    gauges(t, &all, devices, |t, name, d, n| t.line(name, &[("device", &number(d))], n));
+    t.family("braidfs_device_errors", "counter", "Requests that a device answered with an error.");
+    devices.iter().for_each(|d| t.line("braidfs_device_errors_total", &[("device", &number(d))], d.errors));
+    let name = "braidfs_tenant_device_bytes";
+    t.family(name, "gauge", "Data and metadata of a tenant on a device.");
+    for d in devices {
+        d.tenants.iter().for_each(|s| t.line(name, &[("tenant", &s.name), ("device", &number(d))], s.bytes));
     }
 }
 
@@ -289,6 +309,8 @@ mod tests {
             "operations": [{"opcode": 15, "name": "READ", "requests": 9, "bytes": 4096, "latency": [[9, 5], [80, 2], [239, 1]]},
                            {"opcode": 3, "name": "GETATTR", "requests": 1}],
             "domains": [{"domain": 0, "commits": 4}, {"domain": 1, "failed": "x", "latency": [[9, 3], [239, 1]]}],
+            "devices": [{"device": 0, "state": "ok", "bytes": 8192, "free": 4096, "tenants": [{"name": "web\n", "bytes": 4096}]},
+                        {"device": 1, "state": "drained", "groups": 3, "free_groups": 2, "errors": 5}],
             "quotas": [{"user": 1000, "used": 4096, "space": 8192}, {"group": 1000, "inodes": 3, "inodes_max": 2, "grace_is_over": true},
                        {"project": 7, "directory": 99, "used": 1}],
             "tenants": [{"name": "free", "used": 4096},
@@ -338,6 +360,20 @@ mod tests {
         assert_eq!(of("braidfs_uptime_seconds"), 1.5);
         assert_eq!(of("braidfs_requests_total{operation=\"READ\"}"), 9.0);
         assert_eq!(of("braidfs_domain_failed{domain=\"1\"}"), 1.0);
+        assert_eq!(of("braidfs_device_bytes{device=\"0\"}") - of("braidfs_device_free_bytes{device=\"0\"}"), 4096.0);
+        assert_eq!(
+            (of("braidfs_device_drained{device=\"0\"}"), of("braidfs_device_drained{device=\"1\"}")),
+            (0.0, 1.0)
+        );
+        assert_eq!(
+            (of("braidfs_device_groups{device=\"1\"}"), of("braidfs_device_free_groups{device=\"1\"}")),
+            (3.0, 2.0)
+        );
+        assert_eq!(
+            (of("braidfs_device_errors_total{device=\"0\"}"), of("braidfs_device_errors_total{device=\"1\"}")),
+            (0.0, 5.0)
+        );
+        assert_eq!(of("braidfs_tenant_device_bytes{tenant=\"web\\n\",device=\"0\"}"), 4096.0);
         assert_eq!(of("braidfs_tenant_used_bytes{tenant=\"free\"}"), 4096.0);
         assert_eq!(of("braidfs_tenant_limit_bytes{tenant=\"web\\n\"}"), 8192.0);
         assert_eq!(of("braidfs_tenant_charged_bytes_total{tenant=\"web\\n\",way=\"write\"}"), 7.0);

@@ -50,6 +50,42 @@ pub struct Sample {
     pub tenants: Vec<Tenant>,
     /// Users, groups and directories that have limits, in the order of a report; none where `restricted`.
     pub quotas: Vec<Quota>,
+    /// In the order of their numbers.
+    pub devices: Vec<Device>,
+}
+
+/// Of one device.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Device {
+    /// Number of the device.
+    pub device: u16,
+    /// Its path or URI; empty where the sample is [restricted](Sample::restricted).
+    pub name: String,
+    /// `ok`, or `drained`: nothing new comes to lie on it.
+    pub state: String,
+    /// Bytes of data and metadata that can lie on it.
+    pub bytes: u64,
+    /// Of these, unused ones.
+    pub free: u64,
+    /// Block groups.
+    pub groups: u32,
+    /// Of these, those that no domain has.
+    pub free_groups: u32,
+    /// Requests that it answered with an error since the mount.
+    pub errors: u64,
+    /// What of tenants lies on it; none where `restricted`.
+    pub tenants: Vec<Share>,
+}
+
+/// What of a tenant lies on a device.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Share {
+    /// Name of the tenant.
+    pub name: String,
+    /// Bytes of data and metadata.
+    pub bytes: u64,
 }
 
 /// Of one operation of FUSE.
@@ -200,6 +236,8 @@ pub struct Tenant {
     pub written: Rate,
     /// Processor time that is spent on it, while that is limited.
     pub serving: Serving,
+    /// `ordered`, `data` or `scratch`; none: as the mount says.
+    pub journal: Option<String>,
     /// Numbers of the devices that it may use; none: all.
     pub devices: Vec<u16>,
     /// Block groups that it has on others, and bytes in them.

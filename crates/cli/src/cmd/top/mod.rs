@@ -26,8 +26,8 @@ use view::{Sort, Tab, View};
     back. While this runs the server times every request. Times end with a bucket of a histogram and are up to an eighth\n\
     too long, of processes up to a quarter. A request counts for the domain of the inode or directory that it names, and for\n\
     the tenant of that domain. Processes are those that asked meanwhile: `kernel` writes back and reads ahead; `?` has\n\
-    ended; `thread` is one of another pid namespace. Above the tables stand the three users, groups or directories that are\n\
-    nearest to a limit, if any have one. Only root and the user of the server see these, processes and tenants, and have\n\
+    ended; `thread` is one of another pid namespace. Above the tables stand devices, where there are\n\
+    several or one had errors, and the three users, groups or directories that are nearest to a limit, if any have one. Only root and the user of the server see these, processes and tenants, and have\n\
     every request timed.\n\n\
     Examples:\n  braidfs top /mnt\n  braidfs top -d 5 /mnt              every five seconds\n  \
     braidfs top --batch -n 3 /mnt      three times as text, as `top -b` does"

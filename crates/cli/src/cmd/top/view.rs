@@ -1,7 +1,9 @@
 //! Tables of what came between two samples.
 
 use crate::text;
-use braidfs_fuse::watch::sample::{Domain, Latency, Operation, Process, Quota, Rate, Sample, Serving, Tenant};
+use braidfs_fuse::watch::sample::{
+    Device, Domain, Latency, Operation, Process, Quota, Rate, Sample, Serving, Share, Tenant,
+};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -113,6 +115,7 @@ impl View {
                 rate(misses),
             ),
         ];
+        head.extend(devices(&now.devices));
         head.extend(nearest_to_limits(&now.quotas));
         if now.restricted {
             head.push("processes, tenants, limits: only root and the user of the server see them".into());
@@ -180,6 +183,37 @@ impl Table {
             line(&mut row.iter().map(String::as_str));
         }
     }
+}
+
+/// A line for each device, where there are several or one had errors; of no more than there is room for.
+fn devices(devices: &[Device]) -> Vec<String> {
+    const MOST: usize = 4;
+    if devices.len() < 2 && devices.iter().all(|d| d.errors == 0) {
+        return Vec::new();
+    }
+    let line = |d: &Device| {
+        // What somebody called them must not move the cursor.
+        let name = text::name(d.name.as_bytes());
+        let name = if name.is_empty() { name } else { format!(" {name}") };
+        let mut line = format!("device {}{name}: {} of {} free", d.device, text::size(d.free), text::size(d.bytes));
+        if d.state != "ok" {
+            line += &format!(", {}", text::name(d.state.as_bytes()));
+        }
+        if d.errors > 0 {
+            line += &format!(", {}", text::count(d.errors, "error", "errors"));
+        }
+        let mut tenants: Vec<_> = d.tenants.iter().collect();
+        tenants.sort_by_key(|t| Reverse(t.bytes));
+        let share = |t: &&Share| format!("{} {}", text::name(t.name.as_bytes()), text::size(t.bytes));
+        let tenants: Vec<_> = tenants.iter().take(MOST).map(share).collect();
+        if tenants.is_empty() { line } else { format!("{line}; {}", tenants.join(", ")) }
+    };
+    // those with errors are seen
+    let mut shown: Vec<_> = devices.iter().collect();
+    shown.sort_by_key(|d| d.errors == 0);
+    shown.truncate(MOST);
+    shown.sort_by_key(|d| d.device);
+    shown.into_iter().map(line).collect()
 }
 
 /// Lines of the users, groups and directories that are nearest to their limits; of no more than there is room for.
@@ -554,6 +588,33 @@ pub mod tests {
         assert_eq!(view.tabs().last(), Some(&Tab::Tenants));
         let none = View::new(&before, &Sample { tenants: Vec::new(), ..now }, Sort::Rate, &names);
         assert!(!none.tabs().contains(&Tab::Tenants) && !none.text("/mnt").contains("tenant"));
+    }
+
+    #[test]
+    fn devices_are_in_the_head_where_there_are_several_or_one_failed() {
+        let (before, now) = samples();
+        let of = |device, errors, state: &str, tenants| Device {
+            device,
+            errors,
+            state: state.into(),
+            name: format!("/dev/sd\u{1b}{device}"),
+            bytes: 4 << 30,
+            free: 1 << 30,
+            tenants,
+            ..Device::default()
+        };
+        let share = |name: &str, bytes| Share { name: name.into(), bytes };
+        let head = |devices| View::new(&before, &Sample { devices, ..now.clone() }, Sort::Rate, &names).head;
+        let lines = |devices| head(devices).into_iter().filter(|l| l.starts_with("device")).collect::<Vec<_>>();
+        assert!(lines(vec![of(0, 0, "ok", vec![])]).is_empty());
+        let one = lines(vec![of(0, 1, "ok", vec![])]);
+        assert!(one.len() == 1 && one[0].ends_with(": 1 GiB of 4 GiB free, 1 error"), "{one:?}");
+        let shares = vec![share("small", 1 << 10), share("large", 1 << 20)];
+        let two = lines(vec![of(0, 0, "ok", shares), of(1, 0, "drained", vec![])]);
+        assert!(two[0].ends_with("free; large 1 MiB, small 1 KiB") && two[1].ends_with("free, drained"), "{two:?}");
+        assert!(!two[0].contains('\u{1b}'));
+        let many = lines((0..9).map(|n| of(n, u64::from(n == 7), "ok", vec![])).collect());
+        assert!(many.len() == 4 && many[3].starts_with("device 7"), "{many:?}");
     }
 
     #[test]

@@ -1,0 +1,388 @@
+//! Large batches of writes step back behind small syncs, on one device.
+//!
+//! A device serves what it has been given more or less in that order, and flushes what it has taken. So who syncs one block waits
+//! for all that was submitted before, and a thread that writes a large file back has up to 32 MiB under way. The kernel
+//! throttles its own write-back for that reason (block/blk-wbt.c), but not what comes past its cache.
+//!
+//! - *A small sync* says when it begins, before its write, and when its flush has ended ([`Throttle::sync`]).
+//! - *A large batch* goes in waves ([`Throttle::enter`]). Each waits for the syncs that are under way when it comes, not for
+//!   later ones, and not for long ([`HOLD`]): a sync and a wave take turns, and neither keeps the other off.
+//! - *Where syncs come one after the other*, waves are short ([`PIECE_BYTES`]), and all batches together have no more under way than
+//!   [`WINDOW_BYTES`]: that is what a sync can find before it.
+//!
+//! Where no sync is under way nothing waits, and where none was lately nothing is cut. Batches that are not large, and reads, pass.
+//! Does not promise an order between writes, nor anything of what other processes do.
+
+use braidfs_sync::device::Mutex;
+use braidfs_sync::{Condvar, rank};
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+/// A sync that writes more bytes is none for which others step back, and a batch of no more is not held.
+pub(crate) const SMALL_BYTES: usize = 256 << 10;
+/// Bytes of a wave where syncs come one after the other; of a wave of one write as many as that has.
+const PIECE_BYTES: usize = 512 << 10;
+/// Bytes of large batches that are under way then.
+const WINDOW_BYTES: usize = 1 << 20;
+/// Syncs with less than that between them come one after the other. Shorter than the time between two commits of the background,
+/// whose records are written as small syncs are.
+const LATELY: Duration = Duration::from_millis(50);
+/// Longer no wave waits for syncs: one that takes longer has a slow device, and not the wave, before it.
+const HOLD: Duration = Duration::from_millis(4);
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Throttle {
+    opened: Instant,
+    hold: Duration,
+    /// Small syncs that began, and that ended.
+    begun: AtomicU64,
+    ended: AtomicU64,
+    /// When one began or ended last, ns since `opened` and [`LATELY`].
+    last: AtomicU64,
+    /// Until when waves are short, in the same time.
+    until: AtomicU64,
+    /// Bytes of large batches under way.
+    under_way: Mutex<usize, rank::LargeBatches>,
+    /// Waves that wait.
+    waiting: AtomicUsize,
+    changed: Condvar,
+}
+
+impl Default for Throttle {
+    fn default() -> Self {
+        Self {
+            opened: Instant::now(),
+            hold: HOLD,
+            begun: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
+            last: AtomicU64::new(0),
+            until: AtomicU64::new(0),
+            under_way: Mutex::new(0),
+            waiting: AtomicUsize::new(0),
+            changed: Condvar::new(),
+        }
+    }
+}
+
+impl Throttle {
+    fn now(&self) -> u64 {
+        // the first sync of all comes after none
+        (self.opened.elapsed() + LATELY).as_nanos() as u64
+    }
+
+    /// A small sync begins.
+    pub(crate) fn sync(self: &Arc<Self>) -> SmallSync {
+        let now = self.now();
+        let close = now.saturating_sub(self.last.swap(now, Relaxed)) < LATELY.as_nanos() as u64;
+        if close {
+            self.until.store(now + LATELY.as_nanos() as u64, Relaxed);
+        }
+        self.begun.fetch_add(1, SeqCst);
+        SmallSync { of: Arc::clone(self), close }
+    }
+
+    fn ended(&self, close: bool) {
+        let now = self.now();
+        self.last.store(now, Relaxed);
+        if close {
+            self.until.store(now + LATELY.as_nanos() as u64, Relaxed);
+        }
+        self.ended.fetch_add(1, SeqCst);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        // either this sees who waits, or that one, with the lock, what has changed
+        if self.waiting.load(SeqCst) > 0 {
+            drop(self.under_way.lock());
+            self.changed.notify_all();
+        }
+    }
+
+    /// Whether waves are short now.
+    fn is_on(&self) -> bool {
+        self.ended.load(SeqCst) < self.begun.load(SeqCst) || self.now() < self.until.load(Relaxed)
+    }
+
+    /// Bytes that the next wave of a large batch should have, of `most`.
+    pub(crate) fn wave_bytes(&self, most: usize) -> usize {
+        if self.is_on() { PIECE_BYTES.min(most) } else { most }
+    }
+
+    /// A wave of a large batch: waits until it may go. It is under way as long as what is returned lives.
+    pub(crate) fn enter(&self, bytes: usize) -> Wave<'_> {
+        let came = self.begun.load(SeqCst);
+        let mut under_way = self.under_way.lock();
+        self.waiting.fetch_add(1, SeqCst);
+        let mut since = None;
+        loop {
+            let syncs = self.ended.load(SeqCst) < came;
+            let full = *under_way > 0 && *under_way + bytes > WINDOW_BYTES;
+            if !syncs && !(full && self.is_on()) {
+                break;
+            }
+            // what is under way is the device's business, and ends
+            let waited = since.get_or_insert_with(Instant::now).elapsed();
+            match self.hold.checked_sub(waited) {
+                Some(left) if syncs => {
+                    self.changed.wait_for(&mut under_way, left);
+                }
+                None if syncs && !full => break,
+                _ => self.changed.wait(&mut under_way),
+            }
+        }
+        self.waiting.fetch_sub(1, SeqCst);
+        *under_way += bytes;
+        Wave { of: self, bytes }
+    }
+}
+
+/// A small sync that is under way.
+#[derive(Debug)]
+pub(crate) struct SmallSync {
+    of: Arc<Throttle>,
+    close: bool,
+}
+
+impl Drop for SmallSync {
+    fn drop(&mut self) {
+        self.of.ended(self.close);
+    }
+}
+
+/// A wave of a large batch that is under way.
+#[derive(Debug)]
+pub(crate) struct Wave<'a> {
+    of: &'a Throttle,
+    bytes: usize,
+}
+
+impl Drop for Wave<'_> {
+    fn drop(&mut self) {
+        *self.of.under_way.lock() -= self.bytes;
+        self.of.wake();
+    }
+}
+
+thread_local! {
+    /// Small syncs of this thread, of several devices, between write and flush. One that never flushes ends with the next of
+    /// the same device, or with the thread.
+    static OWN: RefCell<Vec<SmallSync>> = const { RefCell::new(Vec::new()) };
+}
+
+/// This thread begins a small sync, which [`flushed`] ends.
+pub(crate) fn writes(throttle: &Arc<Throttle>) {
+    let sync = throttle.sync();
+    // the error: the thread is ending, and nobody steps back for it
+    let _ = OWN.try_with(|own| {
+        let mut own = own.borrow_mut();
+        own.retain(|s| !Arc::ptr_eq(&s.of, throttle));
+        own.push(sync);
+    });
+}
+
+/// The small sync that this thread has begun: it ends where this is dropped.
+pub(crate) fn flushed(throttle: &Arc<Throttle>) -> Option<SmallSync> {
+    OWN.try_with(|own| {
+        let mut own = own.borrow_mut();
+        let at = own.iter().position(|s| Arc::ptr_eq(&s.of, throttle))?;
+        Some(own.swap_remove(at))
+    })
+    .ok()
+    .flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::thread;
+
+    /// No wave goes on because it has waited for long.
+    fn patient() -> Arc<Throttle> {
+        Arc::new(Throttle { hold: Duration::from_secs(3600), ..Throttle::default() })
+    }
+
+    fn until_one_waits(t: &Throttle) {
+        while t.waiting.load(SeqCst) == 0 {
+            thread::yield_now();
+        }
+        // it has the lock from before it counts itself until it waits
+        drop(t.under_way.lock());
+    }
+
+    /// A device that does one thing after the other, when it is told to: what it was given, in the order in which it was.
+    struct Slow {
+        log: Arc<std::sync::Mutex<Vec<&'static str>>>,
+        go: Receiver<()>,
+    }
+
+    impl Slow {
+        fn of(log: &Arc<std::sync::Mutex<Vec<&'static str>>>) -> (Sender<()>, Self) {
+            let (tx, go) = channel();
+            (tx, Self { log: Arc::clone(log), go })
+        }
+        fn does(&self, what: &'static str) {
+            self.log.lock().unwrap().push(what);
+            self.go.recv().unwrap();
+        }
+    }
+
+    fn until_it_has(log: &std::sync::Mutex<Vec<&'static str>>, n: usize) {
+        while log.lock().unwrap().len() < n {
+            thread::yield_now();
+        }
+    }
+
+    /// A batch of four pieces. When the first is under way a sync of a block begins: it finds no second one before it,
+    /// and the flush neither.
+    #[test]
+    fn a_sync_finds_one_piece_before_it() {
+        let t = patient();
+        let log = Arc::default();
+        let ((batch_goes, batch), (sync_goes, sync)) = (Slow::of(&log), Slow::of(&log));
+        drop(t.sync());
+        drop(t.sync());
+        assert_eq!(t.wave_bytes(32 << 20), PIECE_BYTES, "they come one after the other");
+        thread::scope(|s| {
+            s.spawn(|| {
+                // (the receiver is this thread's)
+                let batch = batch;
+                for _ in 0..4 {
+                    let _wave = t.enter(PIECE_BYTES);
+                    batch.does("piece");
+                }
+            });
+            until_it_has(&log, 1);
+            s.spawn(|| {
+                let sync = sync;
+                writes(&t);
+                sync.does("write");
+                let _flushed = flushed(&t);
+                sync.does("flush");
+            });
+            until_it_has(&log, 2);
+            batch_goes.send(()).unwrap();
+            until_one_waits(&t);
+            sync_goes.send(()).unwrap();
+            until_it_has(&log, 3);
+            assert!(t.waiting.load(SeqCst) == 1, "between write and flush");
+            sync_goes.send(()).unwrap();
+            (0..3).for_each(|_| batch_goes.send(()).unwrap());
+        });
+        assert_eq!(*log.lock().unwrap(), ["piece", "write", "flush", "piece", "piece", "piece"]);
+        assert_eq!(*t.under_way.lock(), 0);
+    }
+
+    #[test]
+    fn without_a_sync_nothing_is_held_or_cut() {
+        let t = patient();
+        assert_eq!(t.wave_bytes(32 << 20), 32 << 20);
+        // as many as there are, however large
+        let waves: Vec<_> = (0..8).map(|_| t.enter(32 << 20)).collect();
+        assert_eq!(*t.under_way.lock(), 8 * (32 << 20));
+        drop(waves);
+        // one now and then, as the record of a commit
+        drop(t.sync());
+        assert_eq!(t.wave_bytes(32 << 20), 32 << 20);
+        drop(t.enter(32 << 20));
+    }
+
+    #[test]
+    fn a_wave_waits_for_syncs_of_before_and_for_no_later_one() {
+        let t = patient();
+        let before = t.sync();
+        thread::scope(|s| {
+            let wave = s.spawn(|| drop(t.enter(PIECE_BYTES)));
+            until_one_waits(&t);
+            let later = t.sync();
+            thread::sleep(Duration::from_millis(20));
+            assert!(!wave.is_finished());
+            drop(before);
+            wave.join().unwrap();
+            drop(later);
+        });
+    }
+
+    #[test]
+    fn no_wave_waits_for_long() {
+        let t = Arc::new(Throttle::default());
+        let _forgotten = t.sync();
+        let _first = t.enter(PIECE_BYTES);
+        drop(t.enter(PIECE_BYTES));
+    }
+
+    #[test]
+    fn batches_share_what_may_be_under_way() {
+        let t = Arc::new(Throttle::default());
+        let _forgotten = t.sync();
+        let most = AtomicUsize::new(0);
+        thread::scope(|s| {
+            for _ in 0..4 {
+                s.spawn(|| {
+                    for _ in 0..5 {
+                        let _wave = t.enter(PIECE_BYTES);
+                        most.fetch_max(*t.under_way.lock(), SeqCst);
+                        thread::yield_now();
+                    }
+                });
+            }
+        });
+        let most = most.into_inner();
+        assert!((PIECE_BYTES..=WINDOW_BYTES).contains(&most), "{most} bytes under way");
+        // one that is longer than the window goes alone
+        drop(t.enter(2 * WINDOW_BYTES));
+    }
+
+    /// With rings, and without.
+    #[test]
+    fn a_device_has_small_syncs_go_first() {
+        use crate::{BLOCK_BYTES, Device, FileDevice, WriteOp};
+        let (small, large) = ([1; BLOCK_BYTES], vec![2; 4 << 20]);
+        let dir = tempfile::tempdir().unwrap();
+        for (name, rings) in [("rings", true), ("none", false)] {
+            let dev = FileDevice::create(&dir.path().join(name), 16 << 20).unwrap().with_rings();
+            let mut dev = if rings { dev } else { dev.without_io_uring() };
+            dev.throttle = patient();
+            dev.write_batch_through(&[WriteOp { block: 0, bufs: vec![&small] }]).unwrap();
+            let mut out = vec![0; large.len()];
+            thread::scope(|s| {
+                let bufs = large.chunks(BLOCK_BYTES).collect();
+                let batch = s.spawn(|| dev.write_batch(&[WriteOp { block: 16, bufs }]).unwrap());
+                until_one_waits(&dev.throttle);
+                // what is not large is not held
+                dev.write(8, &small).unwrap();
+                dev.read(16, &mut out).unwrap();
+                assert!(out.iter().all(|b| *b == 0) && !batch.is_finished());
+                dev.flush().unwrap();
+                batch.join().unwrap();
+            });
+            dev.read(16, &mut out).unwrap();
+            assert!(out == large);
+        }
+    }
+
+    /// Two devices; a thread that does not flush, or ends.
+    #[test]
+    fn a_sync_ends_with_its_flush() {
+        let (a, b) = (patient(), patient());
+        let open = |t: &Throttle| t.begun.load(SeqCst) - t.ended.load(SeqCst);
+        writes(&a);
+        writes(&b);
+        assert_eq!((open(&a), open(&b)), (1, 1));
+        drop(flushed(&a));
+        assert_eq!((open(&a), open(&b)), (0, 1));
+        assert!(flushed(&a).is_none());
+        writes(&b);
+        assert_eq!(open(&b), 1);
+        thread::scope(|s| s.spawn(|| writes(&a)).join()).unwrap();
+        while open(&a) > 0 {
+            thread::yield_now();
+        }
+        drop(flushed(&b));
+        assert_eq!(open(&b), 0);
+    }
+}
