@@ -116,7 +116,6 @@ fn a_load_begins_on_what_is_full() {
         return;
     }
     let (dir, tiny) = (tempfile::tempdir().expect("a directory"), Tiny::new("size=400m"));
-    // with the window a look at how full it is while the load runs
     let mut child = fxmark()
         .args(["--quick", "--cores", "1", "--tests", "varmail", "--full", "90", "--seconds", "3", "--warm-up", "0"])
         .arg("-t")
@@ -137,7 +136,8 @@ fn a_load_begins_on_what_is_full() {
         std::thread::sleep(Duration::from_millis(20));
     }
     assert!(child.wait().expect("it ends").success());
-    assert!((88..=92).contains(&most), "{most} %");
+    // the load's own files grow meanwhile
+    assert!((88..=96).contains(&most), "{most} %");
     assert!(is_empty(tiny.0.path()), "something is left");
 }
 
