@@ -43,7 +43,7 @@ UDEV_RULE := $(DESTDIR)$(LIBDIR)/udev/rules.d/60-braidfs.rules
 UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service braidfs@.service)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy doc api unit heavy heavy-long semver top-picture dashboard-picture watch-cost watch-instructions request-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps deps-test lib wheel python python-built python-unit install install-lib uninstall deb deb-test deb-test-built dist blkid-test recovery-bench sync-bench resize-kill device-kill tenant-kill tenant-set-kill tenant-rates supervise-kills supervise-peers upgrade-rounds upgrade-peers upgrade-from small-files dist-test clean
+.PHONY: help build demo bench test fmt clippy doc api unit heavy heavy-long semver top-picture dashboard-picture watch-cost watch-instructions request-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps deps-test lib wheel python python-built python-unit install install-lib uninstall deb deb-test deb-test-built dist blkid-test recovery-bench figures times postgres-rates sync-bench resize-kill device-kill tenant-kill tenant-set-kill tenant-rates supervise-kills supervise-peers upgrade-rounds upgrade-peers upgrade-from small-files dist-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -148,8 +148,20 @@ ablations-test: ## the engine's unit tests and those of several threads with eac
 		$(CARGO) test --release -p braidfs --lib && \
 		$(CARGO) test --release -p braidfs-testkit --features schedule --test threads || exit 1; done
 
-recovery-bench: ## 32 domains with full journals of 32 MiB after a crash: the mount by one and by two threads; RECOVERY_IMAGE=FILE (some minutes; an idle machine)
+recovery-bench: ## 32 domains with full journals of 32 MiB after a crash: the mount by one and by two threads, RECOVERY_IMAGE=FILE; then 8 beside ext4 with one journal as large (root; some minutes; an idle machine)
 	RECOVERY_IMAGE=$(abspath $(or $(RECOVERY_IMAGE),$(TARGET)/recovery.img)) $(CARGO) test --release -p braidfs --test recovery_bench -- --ignored --nocapture
+	$(CARGO) run --release -p braidfs-cli -- bench times recovery -t ext4,library
+
+figures: deps ## figures of the papers behind braidfs in one interleaved run, JSON=FILE, DOCS=1, FIGURES="max-11 --size 2G" (as root; 10 minutes; wants an idle machine)
+	@command -v mkfs.xfs >/dev/null || scripts/deps.sh xfsprogs
+	$(CARGO) run --release -p braidfs-cli -- bench figures -o $(or $(JSON),$(TARGET)/figures.json) $(if $(DOCS),--docs docs) $(FIGURES)
+
+times: deps ## mount after a crash, GC beside a load, remount, checkpoint, beside ext4 and XFS, JSON=FILE, DOCS=1, TIMES="gc --files 3200000" (as root; 6 minutes; wants an idle machine)
+	@command -v mkfs.xfs >/dev/null || scripts/deps.sh xfsprogs
+	$(CARGO) run --release -p braidfs-cli -- bench times -o $(or $(JSON),$(TARGET)/times.json) $(if $(DOCS),--docs docs) $(or $(TIMES),recovery gc remount commit)
+
+postgres-rates: deps ## pgbench by number of clients on braidfs, ext4 and XFS, ROUNDS rounds (default 3), DOCS=docs (as root; 5 minutes; wants an idle machine)
+	@scripts/pg-rates.sh
 
 sync-bench: ## syncs of 1 to 64 threads on a device whose flush takes 200 µs, with helpers of commits and without (2 minutes; wants an idle machine)
 	@$(CARGO) test --release -p braidfs --test sync_speed -- --ignored --nocapture

@@ -185,3 +185,108 @@ fn isolation_is_measured() {
         "only the results and the page are left"
     );
 }
+
+/// With whole systems where they can be made: a file system for each worker, a journal mode, memory.
+#[test]
+fn figures_of_the_papers_are_redone() {
+    let listed = braidfs_in(Path::new("/"), &["bench", "figures", "--list"]).ok().out;
+    assert!(listed.contains("fast18-6") && listed.contains("(usual)"), "{listed}");
+    let loops = Path::new("/dev/loop-control").exists() && Path::new("/dev/fuse").exists();
+    if !rustix::process::geteuid().is_root() || !loops {
+        _ = writeln!(stderr(), "SKIPPED: needs root, /dev/loop-control and /dev/fuse");
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let at = dir.path().to_str().expect("UTF-8");
+    std::fs::create_dir(dir.path().join("docs")).expect("a directory");
+    let page = dir.path().join("docs/figures.md");
+    let marks = |name| format!("<!-- figure-{name}:begin -->\nold\n<!-- figure-{name}:end -->\n");
+    std::fs::write(&page, marks("spanfs-1") + &marks("spanfs-7c") + &marks("max-11")).expect("a file");
+    let options = ["--seconds", "0.02", "--warm-up", "0", "--reps", "1", "--size", "512M", "--files", "50"];
+    let names = ["bench", "figures", "spanfs-1", "spanfs-7c", "--json", "-o", "out.json", "--docs", "docs"];
+    let args = [&names[..], &options, &["--image-dir", at]].concat();
+    let said = braidfs_in(dir.path(), &args).ok().out;
+    let r: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    let lines = r["lines"].as_array().expect("lines");
+    let of = |figure: &str, series: &str| -> Vec<&serde_json::Value> {
+        lines.iter().filter(|l| l["figure"] == figure && l["series"] == series).map(|l| &l["run"]).collect()
+    };
+    for series in ["ext4", "ext4, one each", "mount, 16 domains", "library, 16 domains"] {
+        let runs = of("spanfs-1", series);
+        assert!(!runs.is_empty() && runs.iter().all(|r| r["ops"].as_u64() > Some(0)), "{series}: {said}");
+        assert!(runs.iter().all(|r| r["disk"]["writes"].as_u64() > Some(0)), "{series}: {said}");
+        assert_eq!(runs[0]["memory"]["process"].is_u64(), !series.starts_with("ext4"), "{series}: {said}");
+    }
+    let made = r["made"].as_array().expect("set-ups");
+    let setup = |series: &str| {
+        let of = made.iter().find(|m| m["figure"] == "spanfs-7c" && m["series"] == series);
+        of.expect("a set-up")["setup"].to_string()
+    };
+    for series in ["ext4", "braidfs", "library"] {
+        assert!(setup(series).contains("data=journal"), "{series}: {}", setup(series));
+    }
+    let text = std::fs::read_to_string(&page).expect("a page");
+    assert_eq!(text.matches("\nold\n").count(), 1, "only figures that ran are replaced: {text}");
+    assert!(text.contains("| syncwrite_seq | 1 |") && text.contains("| varmail | 1 |"), "{text}");
+    let again = braidfs_in(dir.path(), &["bench", "figures", "--from", "out.json"]).ok().out;
+    assert!(again.contains("ext4, one each") && again.contains("data=journal"), "{again}");
+    assert_eq!(
+        std::fs::read_dir(dir.path()).expect("a directory").count(),
+        2,
+        "only the results and the page are left"
+    );
+}
+
+/// What the papers have tables of: of the library, as root also beside ext4 and of a mount.
+#[test]
+fn single_things_are_timed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let at = dir.path().to_str().expect("UTF-8");
+    std::fs::create_dir(dir.path().join("docs")).expect("a directory");
+    let page = dir.path().join("docs/figures.md");
+    let marks = |name| format!("<!-- times-{name}:begin -->\nold\n<!-- times-{name}:end -->\n");
+    let all = ["recovery", "gc", "remount", "commit"];
+    std::fs::write(&page, all.map(marks).concat()).expect("a file");
+    let root = rustix::process::geteuid().is_root()
+        && Path::new("/dev/loop-control").exists()
+        && Path::new("/dev/fuse").exists();
+    if !root {
+        _ = writeln!(stderr(), "SKIPPED in part: ext4 and a mount need root, /dev/loop-control and /dev/fuse");
+    }
+    let targets = if root { "ext4,braidfs,library" } else { "library" };
+    let sizes = ["--journals", "2", "--journal", "1M", "--files", "500", "--domains", "4", "--dirty", "1M,2M"];
+    let options = ["-t", targets, "--reps", "1", "--seconds", "0.05", "--size", "256M", "--image-dir", at];
+    let args = [&["bench", "times"][..], &all, &sizes, &options, &["--json", "-o", "out.json", "--docs", "docs"]];
+    let said = braidfs_in(dir.path(), &args.concat()).ok().out;
+    let r: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    let samples = r["samples"].as_array().expect("samples");
+    let value = |what: &str, target: &str, step: &str| -> f64 {
+        let fits = |s: &&serde_json::Value| {
+            s["what"] == what && s["target"] == target && s["step"].as_str().is_some_and(|s| s.ends_with(step))
+        };
+        let found = samples.iter().find(fits).and_then(|s| s["value"].as_f64());
+        found.unwrap_or_else(|| panic!("{what} of {target}: {step}: {said}"))
+    };
+    assert!(samples.iter().all(|s| s["value"].as_f64().is_some_and(|n| n > 0.0)), "{said}");
+    // half of the journals at least, and no more than they have
+    let used = value("recovery", "library, 2 threads", "in use in the journals");
+    assert!((1.0e6..2.1e6).contains(&used), "{used}");
+    assert!(value("gc", "library", "beside over between") > 0.01);
+    value("remount", "library", "rename to a directory of another domain");
+    value("commit", "library", "2 MiB dirty");
+    if root {
+        value("recovery", "ext4", "mount after the crash");
+        value("remount", "ext4", "mount, nothing cached");
+        value("remount", "braidfs", "rename to a directory of another domain");
+        value("commit", "braidfs, gate", "2 MiB dirty");
+    }
+    let text = std::fs::read_to_string(&page).expect("a page");
+    assert!(!text.contains("\nold\n") && text.contains("| mount after the crash |"), "{text}");
+    let again = braidfs_in(dir.path(), &["bench", "times", "--from", "out.json"]).ok().out;
+    assert!(again.contains("GC alone, nothing cached"), "{again}");
+    assert_eq!(
+        std::fs::read_dir(dir.path()).expect("a directory").count(),
+        2,
+        "only the results and the page are left"
+    );
+}

@@ -13,7 +13,7 @@ use braidfs::{Cred, DomainId, MkfsOptions, MountOptions, Volume, mkfs};
 use braidfs_device::{Device, FileDevice, OpenHow};
 use braidfs_vfs::Library;
 use fxmark::suite::{TestId, build};
-use fxmark::worker::{Aged, Ctx, Load, Mode, Scale, Step};
+use fxmark::worker::{Aged, Ctx, Load, Mode, Scale, Sizes, Step};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ const IMAGE_BYTES: u64 = 4 << 30;
 /// Memory for pages and cells: all tests fit.
 const CACHE_BYTES: u64 = 1 << 30;
 /// Sizes of the set-up: no test runs out of files within a cell.
-const SCALE: Scale = Scale { files: 1024, entries: 128, blocks: 1024, branch: 4, aged: Aged::SMALL };
+const SCALE: Scale = Scale { files: 1024, entries: 128, blocks: 1024, branch: 4, aged: Aged::SMALL, sizes: Sizes::OWN };
 /// Steps between refills of a worker that the sizes must allow beyond its windows: warm-up, and what a test starts with.
 const MARGIN: u64 = 256;
 const SEED: u64 = 42;
@@ -147,6 +147,7 @@ pub fn context(fs: &Arc<Library>, (id, workers): (usize, usize), scale: Scale) -
         foreground: workers,
         workers,
         background: false,
+        leads: id == 0,
         mode: Mode::Corrected,
         direct: false,
         scale,

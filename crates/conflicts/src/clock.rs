@@ -9,7 +9,7 @@ use crate::cell::{context, mount};
 use crate::matrix::{CellId, Domains};
 use crate::{Error, Result, host};
 use fxmark::suite::{TestId, build};
-use fxmark::worker::{Aged, Ctx, Load, Scale, Step};
+use fxmark::worker::{Aged, Ctx, Load, Scale, Sizes, Step};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::process::Command;
@@ -25,7 +25,7 @@ const WARM: usize = 64;
 const LOOK: usize = 32;
 /// Rounds of a process.
 const ROUNDS: usize = 5;
-const SCALE: Scale = Scale { files: 4096, entries: 128, blocks: 4096, branch: 4, aged: Aged::SMALL };
+const SCALE: Scale = Scale { files: 4096, entries: 128, blocks: 4096, branch: 4, aged: Aged::SMALL, sizes: Sizes::OWN };
 
 /// What was measured of a test.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -121,7 +121,7 @@ impl Throttle {
         loop {
             let syncs = self.ended.load(SeqCst) < came;
             let full = *under_way > 0 && *under_way + bytes > WINDOW_BYTES;
-            if !syncs && !(full && self.is_on()) {
+            if !(syncs || full && self.is_on()) {
                 break;
             }
             // what is under way is the device's business, and ends

@@ -1,10 +1,10 @@
 //! The command line, the same for `fxmark` and `braidfs bench`.
 
-use crate::lab_args::{self, LabArgs, parse_size};
+use crate::lab_args::{self, LabArgs, parse_bytes, parse_size};
 use crate::run::{self, Job, LONG, Method, Profile, QUICK, STANDARD};
 use crate::suite::{self, Group, TESTS, TestId};
 use crate::target::{self, Media, Target};
-use crate::worker::{self, Aged, Mode, WORKERS_MAX};
+use crate::worker::{self, Aged, Mode, Sizes, WORKERS_MAX};
 use crate::{Error, Result, report, sys};
 use clap::{Parser, Subcommand};
 use std::ffi::OsString;
@@ -37,6 +37,9 @@ impl Args {
         let lab = match &mut self.command {
             Some(Cmd::Aging(aging)) => &mut aging.lab,
             Some(Cmd::Isolation(isolation)) => &mut isolation.lab,
+            Some(Cmd::Figures(figures)) => &mut figures.lab,
+            #[cfg(feature = "braidfs")]
+            Some(Cmd::Times(times)) => &mut times.lab,
             _ => &mut self.run.lab,
         };
         lab.braidfs.get_or_insert(program);
@@ -65,6 +68,11 @@ enum Cmd {
     Aging(Box<crate::aging::Args>),
     /// What a tenant keeps of its speed beside a neighbour: alone and beside five floods, with spread
     Isolation(Box<crate::isolation::Args>),
+    /// Redo figures of the papers behind braidfs, in one interleaved run
+    Figures(Box<crate::figures::Args>),
+    /// Time single things that the papers have tables of: mount, recovery, checkpoint, GC
+    #[cfg(feature = "braidfs")]
+    Times(Box<crate::times::Args>),
     /// Not for people: a neighbour of that
     #[command(hide = true)]
     Neighbour(crate::isolation::NeighbourArgs),
@@ -85,7 +93,7 @@ struct RunArgs {
     /// or a directory
     #[arg(short, long = "target", value_name = "TARGET", value_delimiter = ',', default_value = "all")]
     targets: Vec<String>,
-    /// Which tests: micro, bg, direct, apps, external, all, or names (`DR*` for all that begin so)
+    /// Which tests: micro, bg, commit, direct, apps, papers, external, all, or names (`DR*` for all that begin so)
     #[arg(long, value_name = "LIST", default_value = "micro,bg,direct,apps,external")]
     tests: String,
     /// Everything once and short: does it work?
@@ -138,6 +146,18 @@ struct RunArgs {
     /// aged_overwrite: files with the flag NOCOW (chattr +C), where there is one
     #[arg(long)]
     nocow: bool,
+    /// Size of the file in kfsmark and write_* [default: by the test and the profile]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    file_size: Option<u64>,
+    /// Size of a request there [default: 16K in kfsmark, 4K]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    request: Option<u64>,
+    /// varmail, fileserver: fill the file system so far before, percent, and overwrite at random
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u64).range(1..=99))]
+    full: Option<u64>,
+    /// Each worker has a file system of its own, of --size, on a device of its own: what no file system shares
+    #[arg(long, conflicts_with = "device")]
+    partitions: bool,
     /// Also figures for parts of the measurement, each so long
     #[arg(long, value_name = "SECONDS")]
     window: Option<f64>,
@@ -166,6 +186,9 @@ pub fn main(args: &Args, before: &[&str]) -> Result<u8> {
         Some(Cmd::Speed(a)) => crate::speed::main(a).map(|()| 0),
         Some(Cmd::Aging(a)) => crate::aging::main(a, before).map(|()| 0),
         Some(Cmd::Isolation(a)) => crate::isolation::main(a, before).map(|()| 0),
+        Some(Cmd::Figures(a)) => crate::figures::main(a, before).map(|()| 0),
+        #[cfg(feature = "braidfs")]
+        Some(Cmd::Times(a)) => crate::times::main(a, before).map(|()| 0),
         Some(Cmd::Neighbour(a)) => crate::isolation::neighbour(a).map(|()| 0),
         Some(Cmd::Worker) => Ok(worker::main()),
         Some(Cmd::Hold { command }) => target::hold(command).map(|()| 0),
@@ -226,12 +249,17 @@ fn job(args: &RunArgs, before: &[&str], stop: &Arc<AtomicBool>, dir: PathBuf, ou
     let targets = args.lab.targets(&args.targets, &[Target::Ext4NoJournal])?;
     let cpus = cpus(args)?;
     let cores = cores(args, cpus.len())?;
-    if args.size.is_none() {
+    if args.size.is_none() && !args.partitions {
         // every worker has files of its own
         profile.size *= cores.last().map_or(1, |&c| c.div_ceil(2)) as u64;
     }
     profile.fill &= profile.size <= FILL_MAX;
     let bytes = args.fill.map_or(0, |percent| profile.size / 100 * percent);
+    profile.scale.sizes = sizes(args)?;
+    if args.files.is_none() {
+        let most = cores.last().copied().unwrap_or(1);
+        profile.scale.files = profile.scale.files_of(profile.scale.sizes, profile.size, most);
+    }
     profile.scale.aged = Aged { bytes, every: args.fsync_every, nocow: args.nocow };
     let root = rustix::process::geteuid().is_root();
     if !root && let Some(t) = targets.iter().find(|t| t.needs_root()) {
@@ -242,6 +270,11 @@ fn job(args: &RunArgs, before: &[&str], stop: &Arc<AtomicBool>, dir: PathBuf, ou
     }
     let needs = targets.iter().any(Target::needs_device);
     let media = needs.then(|| Media::make(&args.lab.kind(), profile.size, profile.fill, &dir)).transpose()?;
+    let parts = if args.partitions { cores.last().copied().unwrap_or(1) } else { 1 };
+    if parts > 1 && targets.iter().any(|t| matches!(t, Target::Dir(_))) {
+        return Err(Error::Usage("--partitions: a directory cannot be divided".into()));
+    }
+    let more_labs = args.lab.more_labs(parts - 1, needs, &dir, (profile.size, profile.fill), before)?;
     Ok(Job {
         method: Method {
             mode: args.mode,
@@ -250,6 +283,8 @@ fn job(args: &RunArgs, before: &[&str], stop: &Arc<AtomicBool>, dir: PathBuf, ou
             seconds: profile.seconds,
             warm_up: profile.warm_up,
             window: args.window.unwrap_or(0.0),
+            journal: args.lab.library_journal()?,
+            switches: None,
             cpus,
             worker_args: lab_args::words(before, "worker"),
         },
@@ -257,11 +292,23 @@ fn job(args: &RunArgs, before: &[&str], stop: &Arc<AtomicBool>, dir: PathBuf, ou
         targets,
         cores,
         lab: args.lab.lab(media, dir, profile.size, before),
+        more_labs,
         drop_caches: root && profile.remake && !args.keep_caches,
         stop: Arc::clone(stop),
         partial: Some(output.with_extension("partial.json")),
         profile,
     })
+}
+
+fn sizes(args: &RunArgs) -> Result<Sizes> {
+    let (file, request) = (args.file_size.unwrap_or(0), args.request.unwrap_or(0));
+    if file > 0 && request > file {
+        return Err(Error::Usage("--request: a request is no larger than --file-size".into()));
+    }
+    if request % 4096 != 0 && args.tests.contains("_direct") {
+        return Err(Error::Usage("--request: O_DIRECT takes multiples of 4096 bytes".into()));
+    }
+    Ok(Sizes { file, request, full: args.full.unwrap_or(0) })
 }
 
 fn profile(args: &RunArgs) -> Result<Profile> {
@@ -342,6 +389,7 @@ fn list(json: bool) -> Result<()> {
             (false, true) => "  (_direct)",
             _ => "",
         };
+        let more = if t.has_commit { format!("{more}  (_commit)") } else { more.to_owned() };
         text += &format!("{:<11} {}{more}\n", t.name, t.what);
     }
     say(text.trim_end())

@@ -110,6 +110,7 @@ pub fn run(turn: &Turn<'_>, dir: &Path, method: &Method, stop: &AtomicBool, devi
         settle: None,
         phases: 1,
         daemon: None,
+        memory: None,
         windows: Vec::new(),
     })
 }

@@ -10,6 +10,15 @@ use std::io;
 pub use braidfs_vfs::Library;
 pub use braidfs_vfs::{Kernel, OpenHow};
 
+/// Room of a file system, bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Space {
+    /// What is used and what is available: what df(1) takes its percents of.
+    pub all: u64,
+    /// What its users could still write.
+    pub available: u64,
+}
+
 /// A file system under test. All functions fail with what it answered.
 #[allow(clippy::missing_errors_doc)] // said once, above
 pub trait Fs: FileSystem + 'static {
@@ -22,6 +31,10 @@ pub trait Fs: FileSystem + 'static {
     fn next_entry(&self, dir: &mut Self::Dir) -> io::Result<bool>;
     /// Is O_DIRECT of any use here?
     fn has_direct(&self) -> bool;
+    /// Is a file opened with [`OpenHow::sync`] durable after each write? Else who writes has to sync it.
+    fn has_open_sync(&self) -> bool;
+    /// Bytes of the file system, and those of them that its users could still write, as df(1) offers them.
+    fn space(&self) -> io::Result<Space>;
     /// The flag NOCOW of an empty file, as chattr +C. A file system without the flag overwrites in place anyway.
     fn set_nocow(&self, file: &Self::File) -> io::Result<()>;
 
@@ -47,6 +60,14 @@ impl Fs for Kernel {
     fn has_direct(&self) -> bool {
         true
     }
+    fn has_open_sync(&self) -> bool {
+        true
+    }
+    fn space(&self) -> io::Result<Space> {
+        let s = rustix::fs::fstatvfs(Kernel::open_dir(self, c".")?)?;
+        let all = (s.f_blocks - s.f_bfree + s.f_bavail) * s.f_frsize;
+        Ok(Space { all, available: s.f_bavail * s.f_frsize })
+    }
     fn set_nocow(&self, file: &OwnedFd) -> io::Result<()> {
         use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
         use rustix::io::Errno;
@@ -63,7 +84,7 @@ pub use in_process::Stream;
 
 #[cfg(feature = "braidfs")]
 mod in_process {
-    use super::Fs;
+    use super::{Fs, Space};
     use braidfs::{DirEntry, InodeNo, OpenFile, SetAttr};
     use braidfs_vfs::{Library, call};
     use std::ffi::CStr;
@@ -112,6 +133,14 @@ mod in_process {
         /// The library has no page cache of the kernel to go around.
         fn has_direct(&self) -> bool {
             false
+        }
+        fn has_open_sync(&self) -> bool {
+            false
+        }
+        fn space(&self) -> io::Result<Space> {
+            let s = self.volume.statfs();
+            let bytes = |blocks: u64| blocks * braidfs_device::BLOCK_BYTES as u64;
+            Ok(Space { all: bytes(s.blocks - s.free + s.available), available: bytes(s.available) })
         }
         fn set_nocow(&self, file: &OpenFile) -> io::Result<()> {
             let flags = call(self.volume.getattr(file.ino()))?.flags | braidfs::format::inode::NOCOW;

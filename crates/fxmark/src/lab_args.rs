@@ -5,7 +5,7 @@ use crate::target::{Lab, Media, MediaKind, Target};
 use crate::{Error, Result, run, sys};
 use clap::ValueEnum;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -50,6 +50,12 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     bytes.ok().filter(|b| *b >= 1 << 20).ok_or_else(|| format!("`{text}` is no size: write 512M, 4G"))
 }
 
+/// A number of bytes with a unit, above nothing.
+pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
+    let bytes = parse_size::Config::new().with_binary().parse_size(text);
+    bytes.ok().filter(|b| *b > 0).ok_or_else(|| format!("`{text}` is no number of bytes: write 4K, 512M"))
+}
+
 fn parse_for(text: &str) -> Result<(String, String), String> {
     let (target, options) = text.split_once(':').ok_or("write it as TARGET:OPTIONS, like ext4:data=journal")?;
     if options.is_empty() || !Target::MADE.iter().any(|t| t.to_string() == target) {
@@ -64,6 +70,12 @@ pub(crate) fn words(before: &[&str], last: &str) -> Vec<OsString> {
 }
 
 impl LabArgs {
+    /// Where images are made.
+    #[cfg(feature = "braidfs")]
+    pub(crate) fn image_dir(&self) -> &Path {
+        &self.image_dir
+    }
+
     /// What the device is.
     pub(crate) fn kind(&self) -> MediaKind {
         match (&self.device, self.media) {
@@ -96,6 +108,19 @@ impl LabArgs {
         Ok((dir, media))
     }
 
+    /// Is the library to be mounted with `data=journal`? It has no other options here.
+    pub(crate) fn library_journal(&self) -> Result<bool> {
+        let mut journal = false;
+        for (_, options) in self.mount_options.iter().filter(|(target, _)| target == "library") {
+            journal = match options.as_str() {
+                "data=journal" => true,
+                "data=ordered" => false,
+                other => return Err(Error::Usage(format!("library: `{other}`: it takes data=journal, data=ordered"))),
+            };
+        }
+        Ok(journal)
+    }
+
     /// The place where file systems are made; `before` as in [`crate::cli::main`].
     pub(crate) fn lab(&self, media: Option<Media>, dir: PathBuf, size: u64, before: &[&str]) -> Lab {
         Lab {
@@ -106,7 +131,27 @@ impl LabArgs {
             mount_options: self.mount_options.clone(),
             mkfs_options: self.mkfs_options.clone(),
             hold_args: words(before, "hold"),
+            switches: None,
         }
+    }
+
+    /// So many more places, each with a directory and, where `needs` says so, a device of its own of `size` bytes, written
+    /// through where that says so.
+    pub(crate) fn more_labs(
+        &self,
+        count: usize,
+        needs: bool,
+        dir: &Path,
+        (size, fill): (u64, bool),
+        before: &[&str],
+    ) -> Result<Vec<Lab>> {
+        let one = |i| {
+            let dir = dir.join(format!("part{i}"));
+            std::fs::create_dir(&dir).map_err(|e| Error::io(format!("making {}", dir.display()), e))?;
+            let media = needs.then(|| Media::make(&self.kind(), size, fill, &dir)).transpose()?;
+            Ok(self.lab(media, dir, size, before))
+        };
+        (1..=count).map(one).collect()
     }
 
     /// The targets of these names. Named ones have to be there; of `all`, without `not_all`, those are taken that can be.
@@ -137,7 +182,8 @@ impl LabArgs {
         Ok(out)
     }
 
-    fn missing(&self, target: &Target) -> Option<String> {
+    /// Why it cannot be tested here; none where it can.
+    pub(crate) fn missing(&self, target: &Target) -> Option<String> {
         let no_program = *target == Target::Braidfs && Lab::find_braidfs(self.braidfs.as_deref()).is_none();
         if no_program {
             Some("the program braidfs is not there: name it with --braidfs".into())

@@ -17,6 +17,7 @@ pub mod apps;
 pub mod cli;
 pub mod error;
 pub mod external;
+pub mod figures;
 pub mod fs;
 pub mod isolation;
 pub mod lab_args;
@@ -30,6 +31,8 @@ pub mod stats;
 pub mod suite;
 pub mod sys;
 pub mod target;
+#[cfg(feature = "braidfs")]
+pub mod times;
 pub mod worker;
 
 pub use error::{Error, Result};

@@ -184,9 +184,22 @@ pub struct Run {
     /// none where it is in the kernel.
     #[serde(default)]
     pub daemon: Option<f64>,
+    /// Memory of the file system.
+    #[serde(default)]
+    pub memory: Option<Memory>,
     /// Parts of the measurement, where they were asked for.
     #[serde(default)]
     pub windows: Vec<Window>,
+}
+
+/// Memory of a file system while a test runs, its preparation included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Memory {
+    /// The most of the processes that are the file system (the daemon of braidfs; for the library, the workers), bytes; none
+    /// where it is in the kernel.
+    pub process: Option<u64>,
+    /// By how much page cache, buffers and slabs of the kernel have grown, bytes.
+    pub kernel: u64,
 }
 
 /// A part of a measurement.

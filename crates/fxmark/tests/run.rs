@@ -41,18 +41,20 @@ fn is_root() -> bool {
 #[test]
 fn every_test_runs_on_a_directory() {
     let (dir, on) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
-    let out = run(dir.path(), on.path(), "micro,bg,apps", &[]);
+    let out = run(dir.path(), on.path(), "micro,bg,commit,apps,papers", &[]);
     assert!(out.status.success(), "{}", text(&out));
     let r = results(dir.path());
     assert_eq!((r["schema"].as_str(), r["version"].as_u64()), (Some("fxmark-results"), Some(1)));
     let runs = r["runs"].as_array().expect("runs");
     let skipped = r["skipped"].as_array().expect("a list");
-    // 19, 9 with a background writer, 12 applications
-    assert_eq!(runs.len() + skipped.len(), 40, "{}", text(&out));
+    // 19, 9 with a background writer, 4 with one that commits, 12 applications, 7 of papers
+    assert_eq!(runs.len() + skipped.len(), 51, "{}", text(&out));
     for run in runs {
         assert!(run["ops"].as_u64().expect("a number") > 0, "{run}");
         assert!(run["latency"]["p50"].as_u64().expect("a number") > 0, "{run}");
-        assert_eq!(run["test"].as_str().expect("a name").contains("_bg"), run["background"].is_f64(), "{run}");
+        let name = run["test"].as_str().expect("a name");
+        assert_eq!(name.ends_with("_bg") || name.ends_with("_commit"), run["background"].is_f64(), "{run}");
+        assert!(run["memory"]["process"].is_null() && run["memory"]["kernel"].is_u64(), "{run}");
     }
     assert!(is_empty(on.path()), "something is left");
 }
@@ -74,6 +76,69 @@ fn overwrites_are_told_over_time() {
         assert!(ops > 0 && ops <= run["ops"].as_u64().expect("a number"), "{run}");
     }
     assert!(is_empty(on.path()));
+}
+
+#[test]
+fn sizes_are_what_was_asked_for() {
+    let (dir, on) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+    let more = ["--file-size", "256K", "--request", "64K", "--size", "8M", "--seconds", "0.05"];
+    let out = fxmark()
+        .args(["--quick", "--cores", "1", "--tests", "kfsmark,write_seq,write_rand"])
+        .args(more)
+        .arg("-t")
+        .arg(on.path())
+        .arg("-o")
+        .arg(dir.path().join("out.json"))
+        .output()
+        .expect("the program starts");
+    assert!(out.status.success(), "{}", text(&out));
+    let r = results(dir.path());
+    // a quarter of 8 MiB
+    assert_eq!(r["plan"]["scale"]["files"].as_u64(), Some(8));
+    assert_eq!(r["plan"]["scale"]["sizes"]["request"].as_u64(), Some(64 << 10));
+    let phases = |test: &str| {
+        let run = r["runs"].as_array().expect("runs").iter().find(|r| r["test"] == test).expect("a run");
+        (run["ops"].as_u64().expect("a number"), run["phases"].as_u64().expect("a number"))
+    };
+    // four requests use the file up, eight files the set
+    for (test, most) in [("write_seq", 4), ("kfsmark", 8)] {
+        let (ops, phases) = phases(test);
+        assert!(ops > 0 && ops <= most * phases, "{test}: {ops} in {phases}");
+    }
+    assert_eq!(phases("write_rand").1, 1);
+    assert!(is_empty(on.path()));
+}
+
+#[test]
+fn a_load_begins_on_what_is_full() {
+    if !is_root() {
+        _ = writeln!(stderr(), "SKIPPED: mounting needs root");
+        return;
+    }
+    let (dir, tiny) = (tempfile::tempdir().expect("a directory"), Tiny::new("size=400m"));
+    let mut child = fxmark()
+        .args(["--quick", "--cores", "1", "--tests", "varmail", "--full", "90", "--seconds", "3", "--warm-up", "0"])
+        .arg("-t")
+        .arg(tiny.0.path())
+        .arg("-o")
+        .arg(dir.path().join("out.json"))
+        .stderr(std::process::Stdio::null())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("the program starts");
+    let used = || {
+        let s = rustix::fs::statvfs(tiny.0.path()).expect("statvfs");
+        100 * (s.f_blocks - s.f_bavail) / s.f_blocks
+    };
+    let mut most = 0;
+    while child.try_wait().expect("it runs").is_none() {
+        most = most.max(used());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(child.wait().expect("it ends").success());
+    // the load's own files grow meanwhile
+    assert!((88..=96).contains(&most), "{most} %");
+    assert!(is_empty(tiny.0.path()), "something is left");
 }
 
 #[test]
@@ -191,6 +256,9 @@ fn wrong_usage_says_what_to_do() {
         (&["-t", "/tmp", "--cores", "0"], "--cores 0"),
         (&["-t", "/tmp", "--cpus", "99999999"], "CPU"),
         (&["--device", "/dev/null", "-t", "ext4"], "--force"),
+        (&["-t", "/tmp", "--partitions", "--cores", "2"], "--partitions"),
+        (&["-t", "/tmp", "--file-size", "4K", "--request", "8K"], "--request"),
+        (&["figures", "fast18-99"], "fast18-99"),
         (&["compare", "/dev/null", "/dev/null"], "/dev/null"),
         (&["aging", "-t", "tmpfs"], "tmpfs"),
         (&["aging", "-t", "/tmp", "--times", "0"], "--times"),

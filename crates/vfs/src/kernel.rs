@@ -84,6 +84,7 @@ impl FileSystem for Kernel {
         flags.set(OFlags::TRUNC, how.truncate);
         flags.set(OFlags::APPEND, how.append);
         flags.set(OFlags::DIRECT, how.direct);
+        flags.set(OFlags::SYNC, how.sync);
         flags.set(OFlags::NOFOLLOW, how.no_follow);
         again(|| fs::openat(self.root(), path, flags, Mode::from_raw_mode(how.mode)))
     }

@@ -40,6 +40,8 @@ pub struct OpenHow {
     pub append: bool,
     /// O_DIRECT: past the kernel's cache; nothing to a library.
     pub direct: bool,
+    /// O_SYNC: each write is durable when it returns; nothing to a library.
+    pub sync: bool,
     /// O_NOFOLLOW: a symlink at the end is refused.
     pub no_follow: bool,
     /// Permissions of a new file.
@@ -56,6 +58,7 @@ impl OpenHow {
         truncate: false,
         append: false,
         direct: false,
+        sync: false,
         no_follow: false,
         mode: 0,
     };

@@ -79,8 +79,14 @@ impl Library {
     /// # Errors
     /// It cannot be mounted.
     pub fn mount_on(devices: Vec<Arc<dyn Device>>) -> io::Result<Self> {
-        let volume = call(Volume::mount(devices, MountOptions::default()))?;
-        Ok(Self { volume, cred: Cred::root() })
+        Self::mount_with(devices, MountOptions::default())
+    }
+    /// [`Library::mount_on`] with other options than the defaults.
+    ///
+    /// # Errors
+    /// It cannot be mounted.
+    pub fn mount_with(devices: Vec<Arc<dyn Device>>, options: MountOptions) -> io::Result<Self> {
+        Ok(Self { volume: call(Volume::mount(devices, options))?, cred: Cred::root() })
     }
     /// Unmounts it.
     ///

@@ -5,7 +5,6 @@ use crate::failure::{Failure, Outcome, server_error};
 use crate::{mountinfo, text};
 use braidfs_fuse::control::{OpStats, SampleError, Stats, sample, stats};
 use braidfs_fuse::watch::sample::{Cache, Device, Domain, Latency, Process, Quota, Sample, Tenant};
-use rustix::io::Errno;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::fmt::Write;

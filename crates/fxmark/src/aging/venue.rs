@@ -16,7 +16,9 @@ pub trait Aged: Fs {
     ///
     /// # Errors
     /// Of statvfs(3).
-    fn available(&self) -> Result<u64>;
+    fn available(&self) -> Result<u64> {
+        Ok(self.space().on("statvfs", c".")?.available)
+    }
     /// Where the blocks of a file lie; none where it does not tell.
     ///
     /// # Errors
@@ -25,10 +27,6 @@ pub trait Aged: Fs {
 }
 
 impl Aged for Kernel {
-    fn available(&self) -> Result<u64> {
-        let s = rustix::fs::fstatvfs(self.open_dir(c".").on("open", c".")?).map_err(|e| Error::io("statvfs", e))?;
-        Ok(s.f_bavail * s.f_frsize)
-    }
     fn extents(&self, path: &CStr) -> Result<Option<Vec<Extent>>> {
         let file = self.open(path, OpenHow::READ).on("open", path)?;
         match sys::extents(file.as_fd()) {
@@ -186,9 +184,6 @@ mod in_process {
     use std::sync::Arc;
 
     impl Aged for Library {
-        fn available(&self) -> Result<u64> {
-            Ok(self.volume.statfs().available * BLOCK_BYTES as u64)
-        }
         fn extents(&self, path: &CStr) -> Result<Option<Vec<Extent>>> {
             let found = self.attr(path, true).and_then(|a| call(self.volume.extents(a.ino))).on("extents", path)?;
             // what has no place of its own lies in the inode

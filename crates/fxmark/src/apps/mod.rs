@@ -7,7 +7,9 @@ mod aged;
 mod catd;
 mod filebench;
 mod fileset;
+mod full;
 pub mod mail;
+mod onefile;
 mod sync;
 
 use crate::fs::Fs;
@@ -16,16 +18,23 @@ use crate::worker::{Ctx, Load};
 /// The load of an application.
 pub fn build<F: Fs>(name: &str, c: &Ctx<F>) -> Box<dyn Load<F>> {
     match name {
-        "varmail" => Box::new(filebench::Varmail::new(c)),
-        "fileserver" => Box::new(filebench::FileServer::new(c, false)),
+        "varmail" => full::first(c, filebench::Varmail::new(c)),
+        "fileserver" => full::first(c, filebench::FileServer::new(c, false)),
         "mail" => Box::new(mail::Mail::new(c)),
         "catd_append" => Box::new(catd::Append::new(c)),
         "catd_truncate" => Box::new(catd::Truncate::new(c)),
         "catd_delete" => Box::new(catd::Delete::new(c)),
         "aged_overwrite" => Box::new(aged::Overwrites::new(c)),
-        "syncwrite" => Box::new(sync::RandomWrites::new(c)),
+        "syncwrite" => Box::new(sync::SyncWrites::new(c, false)),
+        "syncwrite_seq" => Box::new(sync::SyncWrites::new(c, true)),
+        "write_seq" => Box::new(onefile::Sequential::new(c, false)),
+        "write_osync" => Box::new(onefile::Sequential::new(c, true)),
+        "write_rand" => Box::new(onefile::Random::new(c)),
         "tokubench" => Box::new(sync::Tree::new(c)),
-        "kfsmark" => Box::new(sync::SyncFiles::new(c, 51_200, 16 << 10)),
+        "kfsmark" => {
+            let (bytes, piece) = (c.scale.sizes.file_or(51_200), c.scale.sizes.request_or(16 << 10));
+            Box::new(sync::SyncFiles::new(c, bytes as usize, piece as usize))
+        }
         // the neighbour is a worker in the background
         "tenant" if c.background => Box::new(filebench::FileServer::new(c, true)),
         "tenant" => Box::new(sync::SyncFiles::new(c, 4096, 4096)),

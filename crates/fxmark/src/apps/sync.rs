@@ -6,10 +6,13 @@ use crate::fs::{Fs, OpenHow, Page};
 use crate::names::{Name, Rng};
 use crate::worker::{Ctx, Load, Step};
 
-/// sysbench's fileio, random synchronous writes: 128 files per instance, 4 KiB and an fsync each time.
-pub struct RandomWrites<F: Fs> {
+/// sysbench's fileio, synchronous writes, at random places or one after the other: 128 files per instance, 4 KiB and an
+/// fsync each time.
+pub struct SyncWrites<F: Fs> {
     name: Name,
     rng: Rng,
+    /// One block after the other, file by file; the number of the next.
+    next: Option<u64>,
     files: Vec<F::File>,
     blocks: u64,
     page: Box<Page>,
@@ -17,14 +20,15 @@ pub struct RandomWrites<F: Fs> {
 
 const FILES: u64 = 128;
 
-impl<F: Fs> RandomWrites<F> {
-    pub fn new(c: &Ctx<F>) -> Self {
+impl<F: Fs> SyncWrites<F> {
+    pub fn new(c: &Ctx<F>, sequential: bool) -> Self {
         let blocks = (c.scale.blocks / FILES).max(1);
-        Self { name: c.name(), rng: c.rng(), files: Vec::new(), blocks, page: Page::new() }
+        let next = sequential.then_some(0);
+        Self { name: c.name(), rng: c.rng(), next, files: Vec::new(), blocks, page: Page::new() }
     }
 }
 
-impl<F: Fs> Load<F> for RandomWrites<F> {
+impl<F: Fs> Load<F> for SyncWrites<F> {
     fn prepare(&mut self, c: &Ctx<F>) -> Result<()> {
         let dir = self.name.set(format_args!("{}", c.id));
         c.fs.ensure_dir(dir).on("mkdir", dir)?;
@@ -39,7 +43,13 @@ impl<F: Fs> Load<F> for RandomWrites<F> {
         Ok(())
     }
     fn step(&mut self, c: &Ctx<F>) -> Result<Step> {
-        let (f, b) = (self.rng.below(FILES) as usize, self.rng.below(self.blocks));
+        let (f, b) = match &mut self.next {
+            Some(n) => {
+                *n += 1;
+                (((*n - 1) / self.blocks % FILES) as usize, (*n - 1) % self.blocks)
+            }
+            None => (self.rng.below(FILES) as usize, self.rng.below(self.blocks)),
+        };
         let Some(file) = self.files.get(f) else { return Ok(Step::Empty) };
         c.fs.write_all(file, b * 4096, &self.page.0).on("pwrite", c"one of 128 files")?;
         c.fs.fsync(file, false).on("fsync", c"one of 128 files")?;

@@ -33,6 +33,8 @@ pub struct Job {
     pub cores: Vec<usize>,
     /// Where file systems are made.
     pub lab: Lab,
+    /// With one more here for each core but the first, every worker has a file system of its own.
+    pub more_labs: Vec<Lab>,
     /// Drop the kernel's caches before each repetition?
     pub drop_caches: bool,
     /// Set by SIGINT and SIGTERM.
@@ -50,7 +52,7 @@ pub fn run(job: &Job) -> Result<Results> {
     let mut out = empty(job);
     let all = turns(&job.tests, &job.targets, &job.cores, job.profile.reps, job.profile.remake);
     let progress = Progress::new(all.len());
-    let done = Runner { job, progress: &progress, site: None, begun }.all(&all, &mut out);
+    let done = Runner { job, progress: &progress, sites: None, begun }.all(&all, &mut out);
     progress.end();
     out.head.took = begun.elapsed().as_secs_f64();
     if let Err(e) = done {
@@ -90,7 +92,7 @@ struct Runner<'a> {
     job: &'a Job,
     progress: &'a Progress,
     /// The file system that stands, where it is not made again each time.
-    site: Option<(Target, Site)>,
+    sites: Option<(Target, Vec<Site>)>,
     begun: Instant,
 }
 
@@ -137,26 +139,30 @@ impl Runner<'_> {
     }
 
     fn put_away(&mut self) -> Result<()> {
-        self.site.take().map_or(Ok(()), |(_, site)| site.close())
+        self.sites.take().map_or(Ok(()), |(_, sites)| close(sites))
     }
 
-    /// The file system for a turn: a fresh one, or the one that stands.
-    fn site(&mut self, turn: &Turn<'_>, out: &mut Results) -> Result<Site> {
+    /// The file system for a turn, or those of its workers: fresh, or what stands.
+    fn sites(&mut self, turn: &Turn<'_>, out: &mut Results) -> Result<Vec<Site>> {
         let job = self.job;
-        if let Some((target, site)) = self.site.take() {
-            if target == *turn.target && !matches!(site.place, Place::Library(_)) {
-                return Ok(site);
+        if let Some((target, sites)) = self.sites.take() {
+            let library = sites.iter().any(|s| matches!(s.place, Place::Library(_)));
+            if target == *turn.target && !library {
+                return Ok(sites);
             }
-            site.close()?;
+            close(sites)?;
         }
         if job.drop_caches {
             drop_caches();
         }
-        let site = job.lab.make(turn.target)?;
+        let more = job.more_labs.iter().take(turn.cores - 1);
+        let sites =
+            std::iter::once(&job.lab).chain(more).map(|lab| lab.make(turn.target)).collect::<Result<Vec<_>>>()?;
+        let site = &sites[0];
         if !out.head.targets.iter().any(|t| t.name == turn.target.to_string()) {
             out.head.targets.push(TargetInfo { name: turn.target.to_string(), setup: site.setup.clone() });
         }
-        Ok(site)
+        Ok(sites)
     }
 
     fn one(&mut self, turn: &Turn<'_>, out: &mut Results) -> Result<Run> {
@@ -164,38 +170,58 @@ impl Runner<'_> {
         if let Some(why) = unfit(&turn.test, turn.target, turn.cores, job.method.cpus.len()) {
             return Err(Error::Unsupported(why));
         }
-        let site = self.site(turn, out)?;
-        if job.profile.remake {
-            let run = self.measure(turn, &site, &site.place)?;
-            site.close()?;
+        if !job.more_labs.is_empty() && (turn.test.background || turn.test.test.group == Group::External) {
+            return Err(Error::Unsupported("its workers need one file system".into()));
+        }
+        let sites = self.sites(turn, out)?;
+        if job.profile.remake || !job.more_labs.is_empty() {
+            let places: Vec<Place> = sites.iter().map(|s| s.place.clone()).collect();
+            let run = self.measure(turn, &sites, &places)?;
+            close(sites)?;
             return Ok(run);
         }
-        let run = match &site.place {
+        let run = match &sites[0].place {
             Place::Dir(root) => {
                 let dir = tempfile::Builder::new().prefix("cell-").tempdir_in(root);
                 let dir = dir.map_err(|e| Error::io(format!("making a directory in {}", root.display()), e))?;
-                let run = self.measure(turn, &site, &Place::Dir(dir.path().to_path_buf()))?;
+                let run = self.measure(turn, &sites, &[Place::Dir(dir.path().to_path_buf())])?;
                 dir.close().map_err(|e| Error::io("removing the files of a test", e))?;
                 run
             }
-            library => self.measure(turn, &site, library)?,
+            library => self.measure(turn, &sites, std::slice::from_ref(library))?,
         };
-        self.site = Some((turn.target.clone(), site));
+        self.sites = Some((turn.target.clone(), sites));
         Ok(run)
     }
 
-    fn measure(&self, turn: &Turn<'_>, site: &Site, place: &Place) -> Result<Run> {
+    fn measure(&self, turn: &Turn<'_>, sites: &[Site], places: &[Place]) -> Result<Run> {
         let job = self.job;
-        let device = site.device.as_deref();
+        let devices: Vec<PathBuf> = sites.iter().filter_map(|s| s.device.clone()).collect();
         if turn.test.test.group == Group::External {
-            let Place::Dir(dir) = place else { return Err(Error::Unsupported("not mounted".into())) };
-            return external::run(turn, dir, &job.method, &job.stop, device);
+            let [Place::Dir(dir)] = places else { return Err(Error::Unsupported("not mounted".into())) };
+            return external::run(turn, dir, &job.method, &job.stop, devices.first().map(PathBuf::as_path));
         }
         let mut tick = |ops| self.progress.tick(ops);
-        let mut team = Team::start(&job.method, &job.stop, &turn.test, place, device, turn.cores)?;
-        team.account(site.daemon());
+        let mut team = Team::start(&job.method, &job.stop, &turn.test, places, devices, turn.cores)?;
+        sites.iter().for_each(|site| team.account(site.daemon()));
         Ok(summary(turn, &team.run(&mut tick)?))
     }
+}
+
+fn close(sites: Vec<Site>) -> Result<()> {
+    sites.into_iter().try_for_each(Site::close)
+}
+
+/// Runs one turn on file systems made for it; the commands that made the first one are given back, too.
+///
+/// # Errors
+/// As of [`run`]; [`Error::Unsupported`] where the cell has to be left out.
+pub fn cell(job: &Job, turn: &Turn<'_>) -> Result<(Run, Vec<String>)> {
+    let mut out = empty(job);
+    let progress = Progress::new(1);
+    let run = Runner { job, progress: &progress, sites: None, begun: Instant::now() }.one(turn, &mut out);
+    progress.end();
+    Ok((run?, out.head.targets.pop().map_or_else(Vec::new, |t| t.setup)))
 }
 
 /// One run from what was measured.
@@ -231,6 +257,7 @@ fn summary(turn: &Turn<'_>, m: &Measured) -> Run {
         settle: m.settle,
         phases: m.phases,
         daemon: m.daemon,
+        memory: m.memory,
         windows: m.windows.clone(),
     }
 }

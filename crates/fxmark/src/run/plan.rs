@@ -3,7 +3,7 @@
 
 use crate::suite::{Group, TestId};
 use crate::target::Target;
-use crate::worker::{Aged, Scale};
+use crate::worker::{Aged, Scale, Sizes};
 
 /// A set of sizes and times.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,7 +38,7 @@ pub const QUICK: Profile = Profile {
     fill: false,
     size: 1 << 30,
     minutes: None,
-    scale: Scale { files: 1000, entries: 500, blocks: 2048, branch: 4, aged: Aged::SMALL },
+    scale: Scale { files: 1000, entries: 500, blocks: 2048, branch: 4, aged: Aged::SMALL, sizes: Sizes::OWN },
 };
 
 /// Figures to talk about, in under twenty minutes.
@@ -51,7 +51,7 @@ pub const STANDARD: Profile = Profile {
     fill: true,
     size: 1 << 30,
     minutes: Some(19.0),
-    scale: Scale { files: 5000, entries: 2000, blocks: 8192, branch: 8, aged: Aged::SMALL },
+    scale: Scale { files: 5000, entries: 2000, blocks: 8192, branch: 8, aged: Aged::SMALL, sizes: Sizes::OWN },
 };
 
 /// Figures to publish: hours.
@@ -64,7 +64,7 @@ pub const LONG: Profile = Profile {
     fill: true,
     size: 4 << 30,
     minutes: None,
-    scale: Scale { files: 20_000, entries: 8192, blocks: 32_768, branch: 8, aged: Aged::SMALL },
+    scale: Scale { files: 20_000, entries: 8192, blocks: 32_768, branch: 8, aged: Aged::SMALL, sizes: Sizes::OWN },
 };
 
 /// One repetition of one cell.

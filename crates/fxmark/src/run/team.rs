@@ -2,16 +2,19 @@
 //!
 //! Dropped, it kills what still runs. The coordinator sleeps between looks: it takes no CPU from the workers.
 
-use crate::results::Window;
+use crate::results::{Memory, Window};
 use crate::suite::TestId;
-use crate::sys::{CpuTimes, DiskCounters, cpu_times, disk_counters, process_cpu, switches};
+use crate::sys::{
+    CpuTimes, DiskCounters, cpu_times, disk_counters, kernel_memory, process_cpu, process_peak, switches,
+};
+use crate::target::SWITCHES;
 use crate::worker::{Answer, Control, Mode, Order, Place, Report, Scale, Shared, Spec};
 use crate::{Error, Result};
 use rustix::fd::AsRawFd;
 use std::ffi::OsString;
 use std::io::Write;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -40,6 +43,10 @@ pub struct Method {
     pub warm_up: f64,
     /// Figures for parts of the measurement, each so long, seconds; 0: none.
     pub window: f64,
+    /// Is the library mounted with `data=journal`?
+    pub journal: bool,
+    /// Switches for experiments of the library, [`SWITCHES`]; none: as this process has them.
+    pub switches: Option<String>,
     /// CPUs that may be used, in order.
     pub cpus: Vec<usize>,
     /// How this program is called as a worker: after its own path.
@@ -63,6 +70,8 @@ pub struct Measured {
     pub phases: u32,
     /// CPU time of the file system's processes, seconds.
     pub daemon: Option<f64>,
+    /// Memory of the file system at the end.
+    pub memory: Option<Memory>,
     /// Parts of the measurement.
     pub windows: Vec<Window>,
 }
@@ -76,14 +85,17 @@ pub struct Team<'a> {
     hosts: Vec<Child>,
     workers: usize,
     cpus: Vec<usize>,
-    device: Option<PathBuf>,
+    devices: Vec<PathBuf>,
+    /// Of the kernel's caches and structures before.
+    kernel: u64,
     /// Processes that are the file system.
     daemons: Vec<u32>,
     windows: Vec<Window>,
 }
 
 impl<'a> Team<'a> {
-    /// Starts `cores` workers, and one more in the background where the test has that.
+    /// Starts `cores` workers, and one more in the background where the test has that. They are divided over `places`, each
+    /// a file system; `devices` are these file systems'.
     ///
     /// # Errors
     /// A process cannot be started.
@@ -91,8 +103,8 @@ impl<'a> Team<'a> {
         method: &'a Method,
         stop: &'a AtomicBool,
         test: &TestId,
-        place: &Place,
-        device: Option<&Path>,
+        places: &[Place],
+        devices: Vec<PathBuf>,
         cores: usize,
     ) -> Result<Self> {
         let workers = cores + usize::from(test.background);
@@ -101,10 +113,11 @@ impl<'a> Team<'a> {
         let mine: Vec<(usize, usize)> = (0..workers).map(|w| (w, cpu_of(w))).collect();
         let mut cpus: Vec<usize> = mine.iter().map(|m| m.1).collect();
         cpus.dedup();
-        let device = device.map(Path::to_path_buf);
-        let (daemons, windows) = (Vec::new(), Vec::new());
-        let mut team = Self { method, stop, control, hosts: Vec::new(), workers, cpus, device, daemons, windows };
-        let spec = |mine: &[(usize, usize)]| Spec {
+        let (daemons, windows, hosts) = (Vec::new(), Vec::new(), Vec::new());
+        let kernel = kernel_memory();
+        let mut team = Self { method, stop, control, hosts, workers, cpus, devices, kernel, daemons, windows };
+        let control_fd = team.control.fd().as_raw_fd();
+        let spec = |place: &Place, mine: &[(usize, usize)]| Spec {
             test: test.to_string(),
             place: place.clone(),
             mode: method.mode,
@@ -113,19 +126,25 @@ impl<'a> Team<'a> {
             seconds: method.seconds,
             foreground: cores,
             workers,
+            parts: places.len(),
+            journal: method.journal,
             mine: mine.to_vec(),
-            control_fd: team.control.fd().as_raw_fd(),
+            control_fd,
         };
-        let specs: Vec<Spec> = match place {
-            Place::Dir(_) => mine.chunks(1).map(spec).collect(),
-            // one process has the volume
-            Place::Library(_) => vec![spec(&mine)],
-        };
-        for spec in specs {
-            team.hosts.push(team.host(&spec)?);
-        }
-        if matches!(place, Place::Library(_)) {
-            team.daemons.extend(team.hosts.iter().map(Child::id));
+        for (i, place) in places.iter().enumerate() {
+            let mine: Vec<(usize, usize)> = mine.iter().skip(i).step_by(places.len()).copied().collect();
+            let specs: Vec<Spec> = match place {
+                Place::Dir(_) => mine.chunks(1).map(|one| spec(place, one)).collect(),
+                // one process has the volume
+                Place::Library(_) => vec![spec(place, &mine)],
+            };
+            for spec in specs {
+                let host = team.host(&spec)?;
+                if matches!(place, Place::Library(_)) {
+                    team.daemons.push(host.id());
+                }
+                team.hosts.push(host);
+            }
         }
         Ok(team)
     }
@@ -140,11 +159,29 @@ impl<'a> Team<'a> {
         if self.daemons.is_empty() { None } else { self.daemons.iter().map(|pid| process_cpu(*pid)).sum() }
     }
 
+    fn memory(&self) -> Memory {
+        let peaks = self.daemons.iter().filter_map(|pid| process_peak(*pid));
+        let process = (!self.daemons.is_empty()).then(|| peaks.sum());
+        Memory { process, kernel: kernel_memory().saturating_sub(self.kernel) }
+    }
+
+    /// What its devices have done so far; none where there is none.
+    fn disk(&self) -> Option<DiskCounters> {
+        let mut sum = None::<DiskCounters>;
+        for device in &self.devices {
+            *sum.get_or_insert_default() += disk_counters(device)?;
+        }
+        sum
+    }
+
     fn host(&self, spec: &Spec) -> Result<Child> {
         let exe = std::env::current_exe().map_err(|e| Error::io("finding this program", e))?;
         let mut command = Command::new(exe);
         // a group of its own: Ctrl-C is for the coordinator, which then ends the workers
         command.args(&self.method.worker_args).process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
+        if let Some(switches) = &self.method.switches {
+            command.env(SWITCHES, switches);
+        }
         let mut child = command.spawn().map_err(|e| Error::io("starting a worker", e))?;
         let told = child.stdin.take().map(|mut to| {
             let text = serde_json::to_vec(spec).map_err(std::io::Error::from)?;
@@ -181,14 +218,13 @@ impl<'a> Team<'a> {
         self.order(Order::Sync, None, tick)?;
         let mut done = Measured::default();
         let (begun, mut measured) = (Instant::now(), 0.0);
-        let counters = |t: &Self| t.device.as_deref().and_then(disk_counters);
         let add = |sum: &mut Option<DiskCounters>, from: Option<DiskCounters>, to: Option<DiskCounters>| {
             if let (Some(a), Some(b)) = (from, to) {
                 *sum.get_or_insert_default() += b - a;
             }
         };
         loop {
-            let (cpu, switched, disk) = (cpu_times(&self.cpus), switches(), counters(&self));
+            let (cpu, switched, disk) = (cpu_times(&self.cpus), switches(), self.disk());
             let daemon = self.daemon_cpu();
             measured += self.order(Order::Measure, Some(self.method.seconds - measured), tick)?;
             done.cpu += cpu_times(&self.cpus) - cpu;
@@ -196,18 +232,19 @@ impl<'a> Team<'a> {
                 *done.daemon.get_or_insert_default() += to - from;
             }
             done.switches += switches().saturating_sub(switched);
-            let after = counters(&self);
+            let after = self.disk();
             add(&mut done.disk, disk, after);
             done.phases += 1;
             let too_long = begun.elapsed().as_secs_f64() > REFILL_FACTOR * self.method.seconds + REFILL_MORE;
             if original || too_long || measured >= 0.97 * self.method.seconds {
                 self.order(Order::Sync, None, tick)?;
-                add(&mut done.settle, after, counters(&self));
+                add(&mut done.settle, after, self.disk());
                 break;
             }
             self.order(Order::Refill, None, tick)?;
             self.order(Order::Sync, None, tick)?;
         }
+        done.memory = Some(self.memory());
         done.windows = std::mem::take(&mut self.windows);
         done.reports = self.finish()?;
         Ok(done)

@@ -1,7 +1,8 @@
 //! The nineteen microbenchmarks of FxMark, their variants, and the catalogue of all tests.
 //!
 //! A name has four letters: data or metadata, read or write, the operation, low, medium or high sharing. `_bg` adds a
-//! worker in the background that writes what the others read; `_direct` opens files with O_DIRECT.
+//! worker in the background that writes what the others read, `_commit` one that makes all durable every 10 ms; `_direct`
+//! opens files with O_DIRECT.
 //!
 //! Corrected against the original program, which is kept as mode `original`: path tests open and close (there: stat),
 //! directory tests list again from the start (there: reading on behind the end), files of MWCM are empty, shared blocks
@@ -9,6 +10,7 @@
 //! exist, and nothing fills the disk: what a test uses up is made again outside the clock.
 
 mod blocks;
+mod commits;
 mod dirs;
 mod growth;
 mod moves;
@@ -29,6 +31,8 @@ pub enum Group {
     Meta,
     /// An application, built in.
     App,
+    /// A load of a paper's figure, built in, that a run of all tests leaves out.
+    Paper,
     /// A program that has to be installed.
     External,
 }
@@ -46,6 +50,8 @@ pub struct Test {
     pub unit: &'static str,
     /// Is there a `_bg` variant?
     pub has_bg: bool,
+    /// Is there a `_commit` variant?
+    pub has_commit: bool,
     /// Is there a `_direct` variant?
     pub has_direct: bool,
 }
@@ -54,11 +60,17 @@ const fn micro(name: &'static str, group: Group, what: &'static str, unit: &'sta
     let read = name.as_bytes()[1] == b'R';
     // truncation has no data that could go around the cache
     let direct = matches!(group, Group::Data) && name.as_bytes()[2] != b'T';
-    Test { name, group, what, unit, has_bg: read, has_direct: direct }
+    let private = name.as_bytes()[3] == b'L';
+    Test { name, group, what, unit, has_bg: read, has_commit: read && private, has_direct: direct }
 }
 
 const fn other(name: &'static str, group: Group, what: &'static str, unit: &'static str) -> Test {
-    Test { name, group, what, unit, has_bg: false, has_direct: false }
+    Test { name, group, what, unit, has_bg: false, has_commit: false, has_direct: false }
+}
+
+/// One file of `--file-size`, request by request.
+const fn one_file(name: &'static str, what: &'static str, has_direct: bool) -> Test {
+    Test { has_direct, ..other(name, Group::Paper, what, "writes") }
 }
 
 /// All tests: the paper's Table 2 in its order, then applications.
@@ -100,8 +112,22 @@ pub const TESTS: &[Test] = &[
     other("catd_truncate", Group::App, "cut files of 4 KiB to nothing (SpanFS 4.2.1)", "files"),
     other("catd_delete", Group::App, "remove the cut files (SpanFS 4.2.1)", "files"),
     other("syncwrite", Group::App, "write 4 KiB at random places of 128 files, fsync each (as sysbench)", "writes"),
+    other(
+        "syncwrite_seq",
+        Group::Paper,
+        "write 4 KiB one after the other to 128 files, fsync each (as sysbench)",
+        "writes",
+    ),
+    one_file("write_seq", "write 4 KiB one after the other to a new private file (as IOzone, sysbench)", true),
+    one_file("write_rand", "overwrite 4 KiB at random places of a private file (as IOzone, sysbench)", true),
+    one_file(
+        "write_osync",
+        "write 4 KiB one after the other to a new private file opened with O_SYNC (as IOzone)",
+        false,
+    ),
     other("aged_overwrite", Group::App, "overwrite 4 KiB at random places of 8 files, fsync every so often", "writes"),
     other("tokubench", Group::App, "create files of 200 bytes in a tree of fan-out 128 (as TokuBench)", "files"),
+    Test { has_commit: true, ..other("stat", Group::Paper, "stat a private file five levels down", "stats") },
     other("kfsmark", Group::App, "create, write 50 KiB, fsync, close, in a private directory (as fs_mark)", "files"),
     Test {
         name: "tenant",
@@ -109,6 +135,7 @@ pub const TESTS: &[Test] = &[
         what: "tenant: create, write 4 KiB, fsync in a private directory",
         unit: "files",
         has_bg: true,
+        has_commit: false,
         has_direct: false,
     },
     other("rocksdb", Group::External, "RocksDB db_bench, overwrite, no compression", "operations"),
@@ -125,8 +152,10 @@ pub fn find(name: &str) -> Option<&'static Test> {
 pub struct TestId {
     /// The entry of the catalogue.
     pub test: &'static Test,
-    /// With a writer in the background?
+    /// With another worker in the background?
     pub background: bool,
+    /// Does that one make all durable every 10 ms? Else it writes what the others read.
+    pub commits: bool,
     /// Past the kernel's cache, with O_DIRECT?
     pub direct: bool,
 }
@@ -134,7 +163,7 @@ pub struct TestId {
 impl TestId {
     /// The test without a variant.
     pub const fn plain(test: &'static Test) -> Self {
-        Self { test, background: false, direct: false }
+        Self { test, background: false, commits: false, direct: false }
     }
 
     /// All of them, in the order of the catalogue: each followed by its variants.
@@ -142,8 +171,9 @@ impl TestId {
         let variants = |test: &'static Test| {
             let plain = Self::plain(test);
             let bg = test.has_bg.then_some(Self { background: true, ..plain });
+            let commit = test.has_commit.then_some(Self { background: true, commits: true, ..plain });
             let direct = test.has_direct.then_some(Self { direct: true, ..plain });
-            [Some(plain), bg, direct].into_iter().flatten()
+            [Some(plain), bg, commit, direct].into_iter().flatten()
         };
         TESTS.iter().flat_map(variants).collect()
     }
@@ -153,7 +183,7 @@ impl fmt::Display for TestId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.test.name)?;
         if self.background {
-            f.write_str("_bg")?;
+            f.write_str(if self.commits { "_commit" } else { "_bg" })?;
         }
         if self.direct {
             f.write_str("_direct")?;
@@ -166,17 +196,19 @@ impl FromStr for TestId {
     type Err = Error;
     fn from_str(name: &str) -> Result<Self, Error> {
         let (rest, direct) = name.strip_suffix("_direct").map_or((name, false), |r| (r, true));
-        let (base, background) = rest.strip_suffix("_bg").map_or((rest, false), |r| (r, true));
+        let (rest, commits) = rest.strip_suffix("_commit").map_or((rest, false), |r| (r, true));
+        let (base, writes) = rest.strip_suffix("_bg").map_or((rest, false), |r| (r, true));
         let unknown = || Error::Usage(format!("no test `{name}`: `fxmark list` shows all"));
         let test = find(base).ok_or_else(unknown)?;
-        if (background && !test.has_bg) || (direct && !test.has_direct) || (direct && background) {
+        let has_all = test.has_bg >= writes && test.has_commit >= commits && test.has_direct >= direct;
+        if !has_all || u8::from(writes) + u8::from(commits) + u8::from(direct) > 1 {
             return Err(Error::Usage(format!("{} has no such variant: `fxmark list` shows all", test.name)));
         }
-        Ok(Self { test, background, direct })
+        Ok(Self { test, background: writes || commits, commits, direct })
     }
 }
 
-/// The tests that a list names: `micro`, `bg`, `direct`, `apps`, `external`, `all`, single names, or the start of
+/// The tests that a list names: `micro`, `bg`, `commit`, `direct`, `apps`, `papers`, `external`, `all`, single names, or the start of
 /// names with a `*`.
 ///
 /// # Errors
@@ -189,9 +221,11 @@ pub fn choose(list: &str) -> Result<Vec<TestId>, Error> {
         let some: Vec<TestId> = match word {
             "all" => all.clone(),
             "micro" => all.iter().filter(|t| is_micro(t) && !t.background && !t.direct).copied().collect(),
-            "bg" => all.iter().filter(|t| t.background).copied().collect(),
-            "direct" => all.iter().filter(|t| t.direct).copied().collect(),
+            "bg" => all.iter().filter(|t| t.background && !t.commits).copied().collect(),
+            "commit" => all.iter().filter(|t| t.commits).copied().collect(),
+            "direct" => all.iter().filter(|t| t.direct && is_micro(t)).copied().collect(),
             "apps" => all.iter().filter(|t| t.test.group == Group::App).copied().collect(),
+            "papers" => all.iter().filter(|t| t.test.group == Group::Paper && !t.commits).copied().collect(),
             "external" => all.iter().filter(|t| t.test.group == Group::External).copied().collect(),
             _ => match word.strip_suffix('*') {
                 Some(start) => {
@@ -215,11 +249,14 @@ pub fn choose(list: &str) -> Result<Vec<TestId>, Error> {
 
 /// The load of a worker.
 pub fn build<F: Fs>(id: &TestId, c: &Ctx<F>) -> Box<dyn Load<F>> {
+    if id.commits && c.background {
+        return Box::new(commits::Committer::new(c));
+    }
     match id.test.name {
         "DRBL" | "DRBM" | "DRBH" | "DWOL" | "DWOM" | "DWSL" => blocks::build(id, c),
         "DWAL" => Box::new(growth::Append::new(c)),
         "DWTL" => Box::new(growth::Cut::new(c)),
-        "MRPL" | "MRPM" | "MRPH" => paths::build(id, c),
+        "MRPL" | "MRPM" | "MRPH" | "stat" => paths::build(id, c),
         "MRDL" | "MRDM" => dirs::build(id, c),
         "MWCL" | "MWCM" => Box::new(moves::Create::new(c, id.test.name == "MWCM")),
         "MWUL" | "MWUM" => Box::new(moves::Unlink::new(c, id.test.name == "MWUM")),
@@ -238,7 +275,9 @@ mod tests {
         for t in TestId::all() {
             assert_eq!(t.to_string().parse::<TestId>().expect("its own name"), t);
         }
-        for bad in ["", "DRBX", "DWOL_bg", "MRPL_direct", "DRBL_bg_direct", "varmail_bg"] {
+        for bad in
+            ["", "DRBX", "DWOL_bg", "MRPL_direct", "DRBL_bg_direct", "varmail_bg", "DRBM_commit", "DRBL_bg_commit"]
+        {
             assert!(bad.parse::<TestId>().is_err(), "{bad}");
         }
     }
@@ -249,6 +288,9 @@ mod tests {
         assert_eq!(micro.len(), 19);
         assert_eq!(choose("bg").expect("tests").len(), 9);
         assert_eq!(choose("direct").expect("tests").len(), 7);
+        let commits: Vec<String> = choose("commit").expect("tests").iter().map(TestId::to_string).collect();
+        assert_eq!(choose("papers").expect("tests").len(), 7);
+        assert_eq!(commits, ["DRBL_commit", "MRPL_commit", "MRDL_commit", "stat_commit"]);
         let mixed: Vec<String> = choose("mwr*,DRBL_bg").expect("tests").iter().map(TestId::to_string).collect();
         assert_eq!(mixed, ["DRBL_bg", "MWRL", "MWRM"]);
         assert!(choose("nothing").is_err() && choose(",").is_err());

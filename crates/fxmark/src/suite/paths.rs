@@ -1,4 +1,4 @@
-//! Path look-ups five levels deep: MRPL MRPM MRPH and their background writers.
+//! Path look-ups five levels deep: MRPL MRPM MRPH and their background writers, and `stat`.
 
 use super::TestId;
 use crate::Result;
@@ -21,14 +21,15 @@ enum Sharing {
 
 pub fn build<F: Fs>(id: &TestId, c: &Ctx<F>) -> Box<dyn Load<F>> {
     let sharing = match id.test.name {
-        "MRPL" => Sharing::Private,
+        "MRPL" | "stat" => Sharing::Private,
         "MRPM" => Sharing::Any,
         _ => Sharing::Same,
     };
     if c.background {
         return Box::new(Writer { sharing, name: c.name(), rng: c.rng(), made: HashSet::new() });
     }
-    Box::new(Walk { sharing, name: c.name(), rng: c.rng(), last: c.id as u32 })
+    let stat = c.original() || id.test.name == "stat";
+    Box::new(Walk { sharing, stat, name: c.name(), rng: c.rng(), last: c.id as u32 })
 }
 
 /// The first `depth` parts of a path: the worker's own chain, or a path of the shared tree.
@@ -43,6 +44,8 @@ fn parts(sharing: Sharing, worker: u64, branch: u64, random: &mut Rng) -> [u64; 
 /// A worker that looks up paths of five levels.
 struct Walk {
     sharing: Sharing,
+    /// stat; else open and close.
+    stat: bool,
     name: Name,
     rng: Rng,
     /// First number of the original's last path.
@@ -126,7 +129,7 @@ impl<F: Fs> Load<F> for Walk {
             }
             _ => self.name.get(),
         };
-        if c.original() {
+        if self.stat {
             std::hint::black_box(c.fs.stat(path, true).on("stat", path)?);
         } else {
             drop(c.fs.open(path, OpenHow::READ).on("open", path)?);

@@ -87,6 +87,28 @@ fn parse_process(stat: &str) -> Option<u64> {
     Some(words.get(11)?.parse::<u64>().ok()? + words.get(12)?.parse::<u64>().ok()?)
 }
 
+/// Most memory that a process has had at once, bytes; none where it has gone.
+pub fn process_peak(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    Some(kib(&status, &["VmHWM:"]))
+}
+
+/// Memory of the kernel's caches and structures (page cache, buffers, slabs), bytes.
+pub fn kernel_memory() -> u64 {
+    let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    kib(&info, &["Buffers:", "Cached:", "Slab:"])
+}
+
+/// Sum of these lines of the kernel's, in bytes.
+fn kib(text: &str, names: &[&str]) -> u64 {
+    let of = |line: &str| {
+        let (name, rest) = line.split_once(char::is_whitespace)?;
+        names.contains(&name).then_some(())?;
+        rest.split_ascii_whitespace().next()?.parse::<u64>().ok()
+    };
+    text.lines().filter_map(of).sum::<u64>() << 10
+}
+
 /// Context switches of the machine since it started.
 pub fn switches() -> u64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
@@ -202,6 +224,13 @@ mod tests {
         let stat = "7 (a) b) S 1 7 7 0 -1 4194560 1 2 3 4 55 66 7 8 20 0 9 0 1 2";
         assert_eq!(parse_process(stat), Some(121));
         assert!(process_cpu(std::process::id()).is_some());
+    }
+
+    #[test]
+    fn memory() {
+        let info = "MemTotal:       100 kB\nBuffers:  1 kB\nCached: 20 kB\nSwapCached: 5 kB\nSlab:\t  300 kB\n";
+        assert_eq!(kib(info, &["Buffers:", "Cached:", "Slab:"]), 321 << 10);
+        assert!(process_peak(std::process::id()).is_some_and(|b| b > 1 << 20) && kernel_memory() > 1 << 20);
     }
 
     #[test]

@@ -6,7 +6,9 @@ mod dir;
 mod fiemap;
 mod machine;
 
-pub use accounts::{CpuTimes, DiskCounters, Usage, cpu_times, disk_counters, process_cpu, switches};
+pub use accounts::{
+    CpuTimes, DiskCounters, Usage, cpu_times, disk_counters, kernel_memory, process_cpu, process_peak, switches,
+};
 pub use cpus::{allowed, die_with_parent, parse_list, pin, private_mounts};
 pub use dir::DirStream;
 pub use fiemap::{Extent, extents};

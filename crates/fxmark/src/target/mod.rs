@@ -9,7 +9,7 @@ mod site;
 
 pub use command::{hold, program, run};
 pub use media::{Media, MediaKind};
-pub use site::{Lab, Site};
+pub use site::{Lab, SWITCHES, Site};
 
 use crate::{Error, Result};
 use std::fmt;

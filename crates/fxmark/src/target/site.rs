@@ -32,7 +32,12 @@ pub struct Lab {
     pub mkfs_options: Vec<(String, String)>,
     /// How this program is called to hold another.
     pub hold_args: Vec<OsString>,
+    /// Switches for experiments of the daemon of braidfs, [`SWITCHES`]; none: as this process has them.
+    pub switches: Option<String>,
 }
+
+/// The environment variable in which braidfs looks for its switches for experiments.
+pub const SWITCHES: &str = "BRAIDFS_ABLATION";
 
 /// A file system that stands.
 #[derive(Debug)]
@@ -141,16 +146,19 @@ impl Lab {
             Target::Xfs => self.mkfs(site, &name, "mkfs.xfs", &["-q", "-f", "-K"])?,
             Target::Btrfs => self.mkfs(site, &name, "mkfs.btrfs", &["-q", "-f", "-K"])?,
             Target::F2fs => self.mkfs(site, &name, "mkfs.f2fs", &["-q", "-f", "-t", "0"])?,
-            Target::Braidfs => {
-                let braidfs = text(self.braidfs()?)?;
-                let device = text(self.device()?)?;
-                let more = Self::more(&self.mkfs_options, &name).flat_map(str::split_whitespace);
-                let mkfs: Vec<&str> = ["mkfs", "--force", "--quiet"].into_iter().chain(more).chain([device]).collect();
-                run(braidfs, &mkfs)?;
-                site.setup.push(format!("braidfs {}", mkfs.join(" ")));
-            }
+            Target::Braidfs => self.mkfs_braidfs(site, &name)?,
             _ => {}
         }
+        Ok(())
+    }
+
+    fn mkfs_braidfs(&self, site: &mut Site, name: &str) -> Result<()> {
+        let braidfs = text(self.braidfs()?)?;
+        let device = text(self.device()?)?;
+        let more = Self::more(&self.mkfs_options, name).flat_map(str::split_whitespace);
+        let mkfs: Vec<&str> = ["mkfs", "--force", "--quiet"].into_iter().chain(more).chain([device]).collect();
+        run(braidfs, &mkfs)?;
+        site.setup.push(format!("braidfs {}", mkfs.join(" ")));
         Ok(())
     }
 
@@ -191,6 +199,9 @@ impl Lab {
         let exe = std::env::current_exe().map_err(|e| Error::io("finding this program", e))?;
         let mut command = Command::new(exe);
         command.args(&self.hold_args).args([braidfs, "--log", "warn", "mount", "--foreground", "-o", &options, device]);
+        if let Some(switches) = &self.switches {
+            command.env(SWITCHES, switches);
+        }
         command.arg(&at).process_group(0).stdin(Stdio::null()).stdout(Stdio::null());
         site.daemon = Some(command.spawn().map_err(|e| Error::io("starting the daemon of braidfs", e))?);
         site.mounted = Some(at.clone());
@@ -201,10 +212,16 @@ impl Lab {
     #[cfg(feature = "braidfs")]
     fn format_library(&self, site: &mut Site) -> Result<()> {
         let device = self.device()?;
-        let failed = |e| Error::io(format!("making a volume on {}", device.display()), e);
-        crate::fs::Library::format(device).map_err(failed)?;
-        site.setup.push(format!("braidfs::mkfs::format({}) with the defaults", device.display()));
-        site.setup.push("braidfs::Volume::mount with the defaults".into());
+        if Self::more(&self.mkfs_options, "library").next().is_some() {
+            self.mkfs_braidfs(site, "library")?;
+        } else {
+            let failed = |e| Error::io(format!("making a volume on {}", device.display()), e);
+            crate::fs::Library::format(device).map_err(failed)?;
+            site.setup.push(format!("braidfs::mkfs::format({}) with the defaults", device.display()));
+        }
+        let with = Self::more(&self.mount_options, "library").collect::<Vec<_>>().join(",");
+        let with = if with.is_empty() { "the defaults" } else { &with };
+        site.setup.push(format!("braidfs::Volume::mount with {with}"));
         site.place = Place::Library(device.to_path_buf());
         Ok(())
     }

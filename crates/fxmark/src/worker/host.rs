@@ -59,7 +59,10 @@ fn in_dir(spec: &Spec, test: &TestId, dir: &Path, control: &Shared) -> Result<Ve
 #[cfg(feature = "braidfs")]
 fn in_library(spec: &Spec, test: &TestId, device: &Path, control: &Shared) -> Result<Vec<Report>> {
     let failed = |what: &str, e| Error::io(format!("{what} {}", device.display()), e);
-    let fs = Arc::new(crate::fs::Library::mount(device).map_err(|e| failed("mounting", e))?);
+    let data = if spec.journal { braidfs::DataMode::Journal } else { braidfs::DataMode::Ordered };
+    let options = braidfs::MountOptions { data, ..braidfs::MountOptions::default() };
+    let mount = crate::fs::Library::device(device).and_then(|d| crate::fs::Library::mount_with(vec![d], options));
+    let fs = Arc::new(mount.map_err(|e| failed("mounting", e))?);
     let reports = threads(spec, test, &fs, "", control)?;
     let fs = Arc::into_inner(fs).ok_or_else(|| Error::Other("a worker still uses the volume".into()))?;
     fs.unmount().map_err(|e| failed("unmounting", e))?;
@@ -114,6 +117,7 @@ fn worker<F: Fs>(
         foreground: spec.foreground,
         workers: spec.workers,
         background: id >= spec.foreground,
+        leads: id < spec.parts,
         mode: spec.mode,
         direct: test.direct,
         scale: spec.scale,

@@ -40,6 +40,46 @@ pub struct Scale {
     /// How the files of `aged_overwrite` are aged.
     #[serde(default)]
     pub aged: Aged,
+    /// What the user asked for in place of a test's own sizes.
+    #[serde(default)]
+    pub sizes: Sizes,
+}
+
+impl Scale {
+    /// Files that a worker makes before it begins again: fewer where they are large, so that all workers' take no more than a
+    /// quarter of a file system of `bytes` bytes.
+    #[must_use]
+    pub fn files_of(&self, sizes: Sizes, bytes: u64, workers: usize) -> u64 {
+        if sizes.file == 0 {
+            return self.files;
+        }
+        self.files.min(bytes / 4 / workers.max(1) as u64 / sizes.file).max(1)
+    }
+}
+
+/// Sizes in place of a test's own; 0: its own.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sizes {
+    /// Bytes of a file of `kfsmark` and of the tests that write one file.
+    pub file: u64,
+    /// Bytes of one of their requests.
+    pub request: u64,
+    /// Percent of the file system that `varmail` and `fileserver` fill and overwrite before they begin.
+    pub full: u64,
+}
+
+impl Sizes {
+    /// Each test's own.
+    pub const OWN: Self = Self { file: 0, request: 0, full: 0 };
+
+    /// The size of a file, or the test's own.
+    pub fn file_or(self, own: u64) -> u64 {
+        if self.file > 0 { self.file } else { own }
+    }
+    /// The size of a request, or the test's own; no larger than a file.
+    pub fn request_or(self, own: u64) -> u64 {
+        if self.request > 0 { self.request } else { own }
+    }
 }
 
 /// How files are aged.
@@ -93,6 +133,10 @@ pub struct Spec {
     pub foreground: usize,
     /// All workers of the whole cell.
     pub workers: usize,
+    /// File systems that the workers are divided over; worker `n` is on that of number `n` modulo this.
+    pub parts: usize,
+    /// Is the library mounted with `data=journal`?
+    pub journal: bool,
     /// Those of this process: number and CPU.
     pub mine: Vec<(usize, usize)>,
     /// Descriptor of the control memory.
@@ -147,6 +191,8 @@ pub struct Ctx<F: Fs> {
     pub workers: usize,
     /// Is this one in the background?
     pub background: bool,
+    /// The first of its file system: makes what all on it use.
+    pub leads: bool,
     /// How the tests are set up.
     pub mode: Mode,
     /// Open files with O_DIRECT?
@@ -188,7 +234,7 @@ pub enum Step {
 /// What a worker does, step by step.
 #[allow(clippy::missing_errors_doc)] // the first failed operation, always
 pub trait Load<F: Fs> {
-    /// Only worker 0, before all others: what all use.
+    /// Only the first worker of a file system, before all others: what all use.
     fn share(&mut self, _: &Ctx<F>) -> crate::Result<()> {
         Ok(())
     }

@@ -35,8 +35,8 @@ pub fn work<F: Fs>(c: &Ctx<F>, load: &mut dyn Load<F>, control: &Control) -> Res
         let (number, order) = control.next(seen);
         seen = number;
         match order {
-            Order::Share if c.id == 0 => load.share(c)?,
-            Order::Sync if c.id == 0 => c.fs.sync().on("syncfs", c".")?,
+            Order::Share if c.leads => load.share(c)?,
+            Order::Sync if c.leads => c.fs.sync().on("syncfs", c".")?,
             Order::Share | Order::Sync => {}
             Order::Prepare => load.prepare(c)?,
             Order::AfterPrepare => load.after_prepare(c)?,
