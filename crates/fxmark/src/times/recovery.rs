@@ -83,7 +83,7 @@ fn library(job: &Job<'_>, image: PathBuf) -> Result<Crashed> {
     fs.sync().on("sync", c".")?;
     for d in 0..domains {
         job.check()?;
-        fill(&fs, d, files(job), &mut name)?;
+        fill(job, &fs, d, &mut name)?;
     }
     let used = fs.volume.domains().iter().map(|d| d.journal_used * 4096).sum::<u64>() as f64;
     fs.volume.crash();
@@ -91,7 +91,8 @@ fn library(job: &Job<'_>, image: PathBuf) -> Result<Crashed> {
 }
 
 /// Fills the journal of the domain that directory `d` is in.
-fn fill(fs: &Library, d: u64, files: u64, name: &mut Name) -> Result<()> {
+fn fill(job: &Job<'_>, fs: &Library, d: u64, name: &mut Name) -> Result<()> {
+    let files = files(job);
     let inode = |name: &mut Name, i: u64| -> Result<InodeNo> {
         let path = name.set(format_args!("d{d}/{i}"));
         Ok(fs.attr(path, true).on("stat", path)?.ino)
@@ -105,18 +106,26 @@ fn fill(fs: &Library, d: u64, files: u64, name: &mut Name) -> Result<()> {
     };
     let mut mode = 0;
     while used() < BY_COMMITS {
+        job.check()?;
         mode = (mode + 1) % 0o777;
         let change = SetAttr { mode: Some(mode), ..SetAttr::default() };
         all.iter().try_for_each(|f| engine("chmod", fs.volume.setattr(*f, &change).map(drop)))?;
         engine("commit", fs.volume.commit_domain(domain, false).map(drop))?;
     }
-    let mut n = 0;
-    while used() < FULL {
+    let (mut n, mut reached) = (0, used());
+    while reached < FULL {
+        job.check()?;
         let path = name.set(format_args!("d{d}/{}", n % SYNCED.min(files)));
         let file = fs.open(path, OpenHow::WRITE).on("open", path)?;
         fs.write_all(&file, 0, &[n as u8; 3000]).on("pwrite", path)?;
         fs.fsync(&file, false).on("fsync", path)?;
         n += 1;
+        let now = used();
+        if now < reached {
+            // the room that a checkpoint leaves itself is a large part of a small journal
+            return Err(Error::Usage("a journal so small is emptied before it is full: use a larger --journal".into()));
+        }
+        reached = now;
     }
     Ok(())
 }
@@ -207,6 +216,7 @@ fn fill_ext4(job: &Job<'_>, fs: &Kernel, device: &Path, journal: u64) -> Result<
     }
     let mut n = 0;
     while used() < FULL * journal as f64 {
+        job.check()?;
         let path =
             name.set(format_args!("d{}/{}", n % job.args.journals, n / job.args.journals % SYNCED.min(files(job))));
         let file = fs.open(path, OpenHow::WRITE).on("open", path)?;
