@@ -19,7 +19,7 @@ fn a_run_of_threads_is_made_short() {
     let find = |seed| run(seed, &limits, &|| false, &mut Default::default());
     // which seeds see it changes with the locks that are taken
     plant(Some(Bug::CommitUnderWayForgotten));
-    let (seed, failure) = (0..80).find_map(|seed| Some((seed, find(seed).err()?))).expect("no seed sees it");
+    let (seed, failure) = (80..400).find_map(|seed| Some((seed, find(seed).err()?))).expect("no seed sees it");
     let all = Threads::random(&base(seed).unwrap(), seed, limits.random_ops);
     println!("seed {seed}");
     plant(None);
