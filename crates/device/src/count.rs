@@ -67,7 +67,7 @@ impl Tally {
     }
 
     pub(crate) fn write(&self, ops: &[WriteOp<'_>]) {
-        let bytes: usize = ops.iter().flat_map(|op| &op.bufs).map(|b| b.len()).sum();
+        let bytes = crate::bytes_of(ops);
         self.batches.fetch_add(1, Relaxed);
         self.writes.fetch_add(ops.len() as u64, Relaxed);
         self.write_blocks.fetch_add((bytes / BLOCK_BYTES) as u64, Relaxed);

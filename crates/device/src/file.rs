@@ -11,7 +11,7 @@ use crate::range::RangeLock;
 use crate::rw::{Gather, read_exact_at};
 use crate::throttle::{self, Throttle};
 use crate::uring::{self, RingPool};
-use crate::{BLOCK_BYTES, Device, WriteOp, blkdev, check_discard, check_ops, check_range};
+use crate::{BLOCK_BYTES, Device, WriteOp, blkdev, bytes_of, check_discard, check_ops, check_range};
 use braidfs_sync::device::Mutex;
 use braidfs_sync::rank;
 use braidfs_sync::slots::Line;
@@ -336,6 +336,34 @@ impl FileDevice {
         }
         Ok(())
     }
+
+    /// [`Device::write_batch_through`] of so many bytes.
+    fn write_through(&self, ops: &[WriteOp<'_>], bytes: usize) -> io::Result<()> {
+        // What was written before must be durable, too: else the flush that follows is needed anyway.
+        let Some(rings) = self.rings() else { return self.write_batch(ops) };
+        let small = ops.len() <= THROUGH_WRITES && bytes <= THROUGH_BYTES;
+        if !(self.is_block_device && self.direct && small && self.gate.is_clean()) {
+            return self.write_batch(ops);
+        }
+        match self.with_writes(ops, |writes| rings.write_through(self.file.as_fd(), writes)) {
+            Ok(durable) => {
+                if !durable {
+                    self.gate.wrote();
+                }
+                Ok(())
+            }
+            // The device knows no such writes: the flush that follows says whether it is durable.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL)) => self.write_batch(ops),
+            Err(e) => {
+                // Was it the write, or the flush that the kernel sent behind it? If the latter, no later flush of the device
+                // can be trusted.
+                self.write_batch(ops)?;
+                tracing::error!("{}: a durable write failed ({e}): no later flush can be trusted", self.path.display());
+                self.gate.fail(&e);
+                Err(e)
+            }
+        }
+    }
 }
 
 /// How many of `writes` are a wave of so many bytes; one at least.
@@ -428,34 +456,11 @@ impl Device for FileDevice {
     }
 
     fn write_batch_through(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
-        let bytes: usize = ops.iter().flat_map(|op| &op.bufs).map(|b| b.len()).sum();
-        if bytes <= throttle::SMALL_BYTES && !self.copies {
-            throttle::writes(&self.throttle);
+        let bytes = bytes_of(ops);
+        if self.copies {
+            return self.write_through(ops, bytes);
         }
-        // What was written before must be durable, too: else the flush that follows is needed anyway.
-        let Some(rings) = self.rings() else { return self.write_batch(ops) };
-        let small = ops.len() <= THROUGH_WRITES && bytes <= THROUGH_BYTES;
-        if !(self.is_block_device && self.direct && small && self.gate.is_clean()) {
-            return self.write_batch(ops);
-        }
-        match self.with_writes(ops, |writes| rings.write_through(self.file.as_fd(), writes)) {
-            Ok(durable) => {
-                if !durable {
-                    self.gate.wrote();
-                }
-                Ok(())
-            }
-            // The device knows no such writes: the flush that follows says whether it is durable.
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL)) => self.write_batch(ops),
-            Err(e) => {
-                // Was it the write, or the flush that the kernel sent behind it? If the latter, no later flush of the device
-                // can be trusted.
-                self.write_batch(ops)?;
-                tracing::error!("{}: a durable write failed ({e}): no later flush can be trusted", self.path.display());
-                self.gate.fail(&e);
-                Err(e)
-            }
-        }
+        throttle::through(&self.throttle, bytes, || self.write_through(ops, bytes))
     }
 
     fn flush(&self) -> io::Result<()> {

@@ -184,6 +184,11 @@ fn check_range(blocks: u64, block: u64, bytes: usize, past: io::ErrorKind) -> io
     Ok(())
 }
 
+/// Bytes of a batch of writes.
+fn bytes_of(ops: &[WriteOp<'_>]) -> usize {
+    ops.iter().flat_map(|op| &op.bufs).map(|b| b.len()).sum()
+}
+
 /// [`check_range`] for a batch of writes.
 fn check_ops(blocks: u64, ops: &[WriteOp<'_>]) -> io::Result<()> {
     for op in ops {

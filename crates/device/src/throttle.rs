@@ -16,6 +16,7 @@
 use braidfs_sync::device::Mutex;
 use braidfs_sync::{Condvar, rank};
 use std::cell::RefCell;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -32,8 +33,9 @@ const LATELY: Duration = Duration::from_millis(50);
 /// Longer no wave waits for syncs: one that takes longer has a slow device, and not the wave, before it.
 const HOLD: Duration = Duration::from_millis(4);
 
-/// See the module.
+/// See the module. On lines of its own: each sync of the device writes to it.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(crate) struct Throttle {
     opened: Instant,
     hold: Duration,
@@ -173,8 +175,24 @@ thread_local! {
     static OWN: RefCell<Vec<SmallSync>> = const { RefCell::new(Vec::new()) };
 }
 
-/// This thread begins a small sync, which [`flushed`] ends.
-pub(crate) fn writes(throttle: &Arc<Throttle>) {
+/// Writes so many bytes for a sync of this thread. If it is a small one, [`flushed`] ends it; behind a write that failed no
+/// flush follows, so that it is over.
+///
+/// # Errors
+/// Of `write`.
+pub(crate) fn through(
+    throttle: &Arc<Throttle>,
+    bytes: usize,
+    write: impl FnOnce() -> io::Result<()>,
+) -> io::Result<()> {
+    if bytes > SMALL_BYTES {
+        return write();
+    }
+    begin(throttle);
+    write().inspect_err(|_| drop(flushed(throttle)))
+}
+
+fn begin(throttle: &Arc<Throttle>) {
     let sync = throttle.sync();
     // the error: the thread is ending, and nobody steps back for it
     let _ = OWN.try_with(|own| {
@@ -212,6 +230,20 @@ mod tests {
         }
         // it has the lock from before it counts itself until it waits
         drop(t.under_way.lock());
+    }
+
+    /// Nobody steps back for a sync whose write failed: no flush follows that would end it.
+    #[test]
+    fn a_sync_whose_write_failed_is_over() {
+        let t = patient();
+        let under_way = || t.begun.load(SeqCst) - t.ended.load(SeqCst);
+        through(&t, 4096, || Err(io::ErrorKind::StorageFull.into())).unwrap_err();
+        assert_eq!((t.begun.load(SeqCst), under_way()), (1, 0));
+        through(&t, 4096, || Ok(())).unwrap();
+        assert_eq!(under_way(), 1);
+        drop(flushed(&t));
+        through(&t, SMALL_BYTES + 1, || Ok(())).unwrap();
+        assert_eq!((t.begun.load(SeqCst), under_way()), (2, 0));
     }
 
     /// A device that does one thing after the other, when it is told to: what it was given, in the order in which it was.
@@ -259,7 +291,7 @@ mod tests {
             until_it_has(&log, 1);
             s.spawn(|| {
                 let sync = sync;
-                writes(&t);
+                begin(&t);
                 sync.does("write");
                 let _flushed = flushed(&t);
                 sync.does("flush");
@@ -370,15 +402,15 @@ mod tests {
     fn a_sync_ends_with_its_flush() {
         let (a, b) = (patient(), patient());
         let open = |t: &Throttle| t.begun.load(SeqCst) - t.ended.load(SeqCst);
-        writes(&a);
-        writes(&b);
+        begin(&a);
+        begin(&b);
         assert_eq!((open(&a), open(&b)), (1, 1));
         drop(flushed(&a));
         assert_eq!((open(&a), open(&b)), (0, 1));
         assert!(flushed(&a).is_none());
-        writes(&b);
+        begin(&b);
         assert_eq!(open(&b), 1);
-        thread::scope(|s| s.spawn(|| writes(&a)).join()).unwrap();
+        thread::scope(|s| s.spawn(|| begin(&a)).join()).unwrap();
         while open(&a) > 0 {
             thread::yield_now();
         }

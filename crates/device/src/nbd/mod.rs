@@ -23,7 +23,7 @@ pub use uri::{NbdUri, is_nbd_uri};
 use crate::fence::{Fence, RecordIo};
 use crate::flush::FlushGate;
 use crate::throttle::{self, Throttle};
-use crate::{BLOCK_BYTES, Device, Remote, WriteOp, check_discard, check_ops, check_range};
+use crate::{BLOCK_BYTES, Device, Remote, WriteOp, bytes_of, check_discard, check_ops, check_range};
 use braidfs_sync::device::Mutex;
 use braidfs_sync::{Condvar, rank};
 use keeper::Dialled;
@@ -395,10 +395,6 @@ impl Shared {
     }
 }
 
-fn bytes_of(ops: &[WriteOp<'_>]) -> usize {
-    ops.iter().flat_map(|op| &op.bufs).map(|b| b.len()).sum()
-}
-
 impl Device for NbdDevice {
     fn blocks(&self) -> u64 {
         self.shared.blocks.load(Ordering::Acquire)
@@ -423,21 +419,20 @@ impl Device for NbdDevice {
     fn write_batch_through(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
         let shared = &self.shared;
         let bytes = bytes_of(ops);
-        if bytes <= throttle::SMALL_BYTES {
-            throttle::writes(&shared.throttle);
-        }
-        let small = ops.len() <= THROUGH_WRITES && bytes <= THROUGH_BYTES;
-        // What was written before must be durable, too: else the flush that follows is needed anyway.
-        if !(small && shared.export.can_fua() && shared.export.can_flush() && shared.gate.is_clean()) {
-            return self.write_batch(ops);
-        }
-        shared.may_write()?;
-        check_ops(self.blocks(), ops)?;
-        let written = shared.run_waves(shared.writes(ops, true), (true, false), |_, _| {});
-        if written.is_err() {
-            shared.gate.wrote();
-        }
-        written
+        throttle::through(&shared.throttle, bytes, || {
+            let small = ops.len() <= THROUGH_WRITES && bytes <= THROUGH_BYTES;
+            // What was written before must be durable, too: else the flush that follows is needed anyway.
+            if !(small && shared.export.can_fua() && shared.export.can_flush() && shared.gate.is_clean()) {
+                return self.write_batch(ops);
+            }
+            shared.may_write()?;
+            check_ops(self.blocks(), ops)?;
+            let written = shared.run_waves(shared.writes(ops, true), (true, false), |_, _| {});
+            if written.is_err() {
+                shared.gate.wrote();
+            }
+            written
+        })
     }
 
     fn flush(&self) -> io::Result<()> {
