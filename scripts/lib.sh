@@ -99,9 +99,13 @@ build_braidfs() {
 need_root() { [ "$(id -u)" = 0 ] || die "needs root (mounts, other users)"; }
 
 with_ext4() { # IMG SIZE MNT
+    with_kernels "$@" mkfs.ext4 -q -F
+}
+
+with_kernels() { # IMG SIZE MNT MKFS [OPTION...]
     local img=$WORK/$1 size=$2 mnt=$3 device
     truncate -s "$size" "$img"
-    mkfs.ext4 -q -F "$img"
+    "${@:4}" "$img"
     mkdir -p "$WORK/$mnt"
     MOUNTS+=("$mnt")
     device=$(losetup --find --show --direct-io=on "$img")

@@ -12,14 +12,7 @@ pg_programs
 need mkfs.xfs xfsprogs
 
 with_xfs() { # IMG SIZE MNT
-    local img=$WORK/$1 device
-    truncate -s "$2" "$img"
-    mkfs.xfs -q -f "$img"
-    mkdir -p "$WORK/$3"
-    MOUNTS+=("$3")
-    device=$(losetup --find --show --direct-io=on "$img")
-    mount "$device" "$WORK/$3"
-    losetup -d "$device" # detaches with the unmount
+    with_kernels "$@" mkfs.xfs -q -f
 }
 
 for ((round = 1; round <= rounds; round++)); do

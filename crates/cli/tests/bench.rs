@@ -12,6 +12,11 @@ fn run(dir: &Path, args: &[&str]) -> serde_json::Value {
     serde_json::from_slice(&std::fs::read(dir.join("out.json")).expect("results")).expect("JSON")
 }
 
+/// Whether file systems can be made and mounted here.
+fn can_mount() -> bool {
+    rustix::process::geteuid().is_root() && Path::new("/dev/loop-control").exists() && Path::new("/dev/fuse").exists()
+}
+
 #[test]
 fn a_directory_is_measured() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -22,8 +27,7 @@ fn a_directory_is_measured() {
 
 #[test]
 fn braidfs_is_measured_mounted_and_in_process() {
-    let loops = Path::new("/dev/loop-control").exists() && Path::new("/dev/fuse").exists();
-    if !rustix::process::geteuid().is_root() || !loops {
+    if !can_mount() {
         _ = writeln!(stderr(), "SKIPPED: needs root, /dev/loop-control and /dev/fuse");
         return;
     }
@@ -118,8 +122,7 @@ fn the_library_ages() {
 
 #[test]
 fn a_mount_ages_beside_ext4() {
-    let loops = Path::new("/dev/loop-control").exists() && Path::new("/dev/fuse").exists();
-    if !rustix::process::geteuid().is_root() || !loops {
+    if !can_mount() {
         _ = writeln!(stderr(), "SKIPPED: needs root, /dev/loop-control and /dev/fuse");
         return;
     }
@@ -191,8 +194,7 @@ fn isolation_is_measured() {
 fn figures_of_the_papers_are_redone() {
     let listed = braidfs_in(Path::new("/"), &["bench", "figures", "--list"]).ok().out;
     assert!(listed.contains("fast18-6") && listed.contains("(usual)"), "{listed}");
-    let loops = Path::new("/dev/loop-control").exists() && Path::new("/dev/fuse").exists();
-    if !rustix::process::geteuid().is_root() || !loops {
+    if !can_mount() {
         _ = writeln!(stderr(), "SKIPPED: needs root, /dev/loop-control and /dev/fuse");
         return;
     }
@@ -247,9 +249,7 @@ fn single_things_are_timed() {
     let marks = |name| format!("<!-- times-{name}:begin -->\nold\n<!-- times-{name}:end -->\n");
     let all = ["recovery", "gc", "remount", "commit"];
     std::fs::write(&page, all.map(marks).concat()).expect("a file");
-    let root = rustix::process::geteuid().is_root()
-        && Path::new("/dev/loop-control").exists()
-        && Path::new("/dev/fuse").exists();
+    let root = can_mount();
     if !root {
         _ = writeln!(stderr(), "SKIPPED in part: ext4 and a mount need root, /dev/loop-control and /dev/fuse");
     }

@@ -4,7 +4,7 @@
 //! Everything here panics where something fails that the test did not ask about.
 
 use crate::walk::fsck;
-use braidfs::{Cred, Error, FileKind, InodeNo, MkfsOptions, NewNode, OpenFile, Volume, mkfs};
+use braidfs::{Cred, DeviceSet, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenFile, Volume, mkfs};
 use braidfs_device::{CutDevice, Device, MemDevice};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -71,6 +71,17 @@ pub fn content(at: u64) -> Vec<u8> {
 /// MiB number `n` of such content.
 pub fn piece(n: u64) -> Vec<u8> {
     content(n * MIB)
+}
+
+/// Mounts, with a small cache and nothing in the background.
+pub fn mount(devices: &[Arc<dyn Device>]) -> Volume {
+    let options = MountOptions { cache_bytes: 32 * MIB, background: false, ..MountOptions::default() };
+    Volume::mount(devices.to_vec(), options).unwrap()
+}
+
+/// The devices of these numbers.
+pub fn set(numbers: &[usize]) -> DeviceSet {
+    DeviceSet::of(numbers.iter().copied()).unwrap()
 }
 
 /// Appends until there is no room, or to `most` MiB; bytes that the file has then.

@@ -1,9 +1,9 @@
 //! Changes of a tenant's journal together with its devices, and what tenants without a journal do beside drains and data checksums.
 
-use braidfs::{Cred, DeviceSet, Error, JournalMode, MkfsOptions, MountOptions, TenantBudget, Volume, mkfs};
+use braidfs::{Cred, Error, JournalMode, MkfsOptions, TenantBudget, Volume, mkfs};
 use braidfs_device::{Device, Effect, FaultDevice, Op, Rule};
 use braidfs_testkit::scratch::tree;
-use braidfs_testkit::small::{ALL, BLOCK, MIB, ROOT, close, file, fill, holds, memory};
+use braidfs_testkit::small::{ALL, BLOCK, MIB, ROOT, close, file, fill, holds, memory, mount, set};
 use braidfs_testkit::tenant_changes::every_crash_of_a_change;
 use braidfs_testkit::walk::fsck;
 use std::sync::Arc;
@@ -14,15 +14,6 @@ fn volume(mib: &[u64], data_checksums: bool) -> (Vec<Arc<dyn Device>>, Volume) {
     mkfs::format(&all, &how).unwrap();
     let v = mount(&all);
     (all, v)
-}
-
-fn mount(devices: &[Arc<dyn Device>]) -> Volume {
-    let options = MountOptions { cache_bytes: 32 * MIB, background: false, ..MountOptions::default() };
-    Volume::mount(devices.to_vec(), options).unwrap()
-}
-
-fn set(numbers: &[usize]) -> DeviceSet {
-    DeviceSet::of(numbers.iter().copied()).unwrap()
 }
 
 fn budget(journal: Option<JournalMode>) -> TenantBudget {

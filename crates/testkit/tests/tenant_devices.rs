@@ -2,11 +2,10 @@
 
 use braidfs::store::interface::LiveVolume;
 use braidfs::{
-    Cred, DeviceSet, Error, FileKind, InodeNo, JournalMode, MkfsOptions, MountOptions, OpenFile, SetAttr, TenantBudget,
-    Volume,
+    Cred, Error, FileKind, InodeNo, JournalMode, MkfsOptions, MountOptions, OpenFile, SetAttr, TenantBudget, Volume,
 };
 use braidfs_device::Device;
-use braidfs_testkit::small::{self, ALL, BLOCK, MIB, ROOT, close, content, file, fill, holds, memory};
+use braidfs_testkit::small::{self, ALL, BLOCK, MIB, ROOT, close, content, file, fill, holds, memory, mount, set};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,15 +17,6 @@ fn volume(mib: &[u64]) -> (Vec<Arc<dyn Device>>, Volume) {
     small::format(&all, mib, &how);
     let v = mount(&all);
     (all, v)
-}
-
-fn mount(devices: &[Arc<dyn Device>]) -> Volume {
-    let options = MountOptions { cache_bytes: 32 * MIB, background: false, ..MountOptions::default() };
-    Volume::mount(devices.to_vec(), options).unwrap()
-}
-
-fn set(numbers: &[usize]) -> DeviceSet {
-    DeviceSet::of(numbers.iter().copied()).unwrap()
 }
 
 fn tenant(v: &Volume, devices: &[usize], space: Option<u64>) -> InodeNo {

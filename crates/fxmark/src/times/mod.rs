@@ -91,7 +91,7 @@ pub struct Args {
     dirty: Vec<u64>,
     #[command(flatten)]
     pub(crate) lab: LabArgs,
-    /// Where the results go, as JSON
+    /// Where the results go, as JSON, after each thing that was timed
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Print the results as JSON, no table
@@ -202,7 +202,6 @@ pub fn main(args: &Args, before: &[&str]) -> Result<()> {
         Some(path) => results::read(path, SCHEMA, VERSION)?,
         None => measure(args, before)?,
     };
-    args.output.as_ref().map_or(Ok(()), |path| results::write(path, &results))?;
     if let Some(dir) = &args.docs {
         for what in report::shown(&results) {
             let mark = format!("times-{}", what.name());
@@ -246,8 +245,9 @@ fn measure(args: &Args, before: &[&str]) -> Result<Results> {
             What::Remount => remount::time(&mut job)?,
             What::Commit => commit::time(&mut job)?,
         }
+        job.results.head.took = begun.elapsed().as_secs_f64();
+        args.output.as_ref().map_or(Ok(()), |path| results::write(path, &job.results))?;
     }
-    job.results.head.took = begun.elapsed().as_secs_f64();
     let Job { lab, results, .. } = job;
     // the device before the directory that it lies in
     drop(lab);
