@@ -45,6 +45,13 @@ struct Args {
     /// Run every so manieth kind of recovery again by several threads, and crash it (0: none) [default: brief 48, full 32]
     #[arg(long)]
     threads_every: Option<u64>,
+    /// Of the unflushed writes at a point, try every subset where they are so many at most [default: 12; of random runs 6]
+    #[arg(long, value_parser = clap::value_parser!(u8).range(0..=16))]
+    subsets: Option<u8>,
+    /// Where there are more, so many random subsets; and always so many torn writes and so many random mixes
+    /// [default: brief 32, full 64; of sequences of three and of random runs fewer]
+    #[arg(long)]
+    samples: Option<u16>,
     /// Seed of the random runs
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -108,6 +115,11 @@ fn limits(a: &Args) -> Limits {
         for depth in [&mut l.depth, &mut l.three, &mut l.random] {
             depth.threads_every = every;
         }
+    }
+    for depth in [&mut l.depth, &mut l.three, &mut l.random] {
+        let budget = &mut depth.budget;
+        budget.subsets = a.subsets.map_or(budget.subsets, usize::from);
+        budget.samples = a.samples.map_or(budget.samples, usize::from);
     }
     l.failures = a.failures;
     l.threads = a.threads.unwrap_or(l.threads);
