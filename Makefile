@@ -43,7 +43,7 @@ UDEV_RULE := $(DESTDIR)$(LIBDIR)/udev/rules.d/60-braidfs.rules
 UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service braidfs@.service)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy doc api unit heavy heavy-long semver top-picture dashboard-picture watch-cost watch-instructions request-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps deps-test lib wheel python python-built python-unit install install-lib uninstall deb deb-test deb-test-built dist blkid-test recovery-bench figures times postgres-rates sync-bench resize-kill device-kill tenant-kill tenant-set-kill tenant-rates supervise-kills supervise-peers upgrade-rounds upgrade-peers upgrade-from small-files dist-test clean
+.PHONY: help build demo bench test fmt clippy doc api unit heavy heavy-long semver top-picture dashboard-picture watch-cost watch-instructions request-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps deps-test lib wheel python python-built python-unit install install-lib uninstall deb deb-test deb-test-built dist blkid-test recovery-bench figures lock-waits times postgres-rates sync-bench resize-kill device-kill tenant-kill tenant-set-kill tenant-rates supervise-kills supervise-peers upgrade-rounds upgrade-peers upgrade-from small-files dist-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -96,6 +96,7 @@ fmt: ## is everything formatted
 
 clippy: ## lints, warnings are errors
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) clippy -p braidfs-sync --all-targets --features lock-waits -- -D warnings
 	$(CARGO) clippy -p braidfs-testkit --all-targets --features schedule,planted-bugs -- -D warnings
 
 doc: ## the documentation of the two public crates, warnings are errors
@@ -103,6 +104,7 @@ doc: ## the documentation of the two public crates, warnings are errors
 
 unit: ## tests of all crates but the heavy ones
 	$(CARGO) test --workspace --exclude braidfs-testkit
+	$(CARGO) test -p braidfs-sync --features lock-waits --lib waits
 	$(PYTHON_UNIT)
 
 heavy: ## model, crash and thread tests, optimised; among them bugs on purpose that they must find
@@ -151,6 +153,10 @@ ablations-test: ## the engine's unit tests and those of several threads with eac
 recovery-bench: ## 32 domains with full journals of 32 MiB after a crash: the mount by one and by two threads, RECOVERY_IMAGE=FILE; then 8 beside ext4 with one journal as large (root; some minutes; an idle machine)
 	RECOVERY_IMAGE=$(abspath $(or $(RECOVERY_IMAGE),$(TARGET)/recovery.img)) $(CARGO) test --release -p braidfs --test recovery_bench -- --ignored --nocapture
 	$(CARGO) run --release -p braidfs-cli -- bench times recovery -t ext4,library
+
+lock-waits: deps ## tables of the papers: which locks threads wait for, and how long, JSON=FILE, DOCS=1 (as root; a minute; wants an idle machine)
+	$(CARGO) run --release -p braidfs-cli --features lock-waits -- bench figures spanfs-1-locks spanfs-3-locks fast18-2-locks \
+		-o $(or $(JSON),$(TARGET)/lock-waits.json) $(if $(DOCS),--docs docs)
 
 figures: deps ## figures of the papers behind braidfs in one interleaved run, JSON=FILE, DOCS=1, FIGURES="max-11 --size 2G" (as root; 10 minutes; wants an idle machine)
 	@command -v mkfs.xfs >/dev/null || scripts/deps.sh xfsprogs

@@ -111,6 +111,7 @@ pub fn run(turn: &Turn<'_>, dir: &Path, method: &Method, stop: &AtomicBool, devi
         phases: 1,
         daemon: None,
         memory: None,
+        lock_waits: Vec::new(),
         windows: Vec::new(),
     })
 }

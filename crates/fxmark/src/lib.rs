@@ -24,6 +24,7 @@ pub mod lab_args;
 pub mod names;
 pub mod report;
 pub mod results;
+pub mod results_args;
 pub mod run;
 #[cfg(feature = "braidfs")]
 pub mod speed;

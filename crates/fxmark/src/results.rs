@@ -187,6 +187,9 @@ pub struct Run {
     /// Memory of the file system.
     #[serde(default)]
     pub memory: Option<Memory>,
+    /// What threads of the library waited for locks, in a build that counts it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lock_waits: Vec<LockWait>,
     /// Parts of the measurement, where they were asked for.
     #[serde(default)]
     pub windows: Vec<Window>,
@@ -200,6 +203,29 @@ pub struct Memory {
     pub process: Option<u64>,
     /// By how much page cache, buffers and slabs of the kernel have grown, bytes.
     pub kernel: u64,
+}
+
+/// What all threads of a process waited for locks of a class.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LockWait {
+    /// Name of the class.
+    pub lock: String,
+    /// How often a thread waited.
+    pub waits: u64,
+    /// How long all waits were together, seconds.
+    pub secs: f64,
+}
+
+impl LockWait {
+    /// Adds those of `more` to those of the same classes.
+    pub(crate) fn add(sum: &mut Vec<Self>, more: &[Self]) {
+        for m in more {
+            match sum.iter_mut().find(|s| s.lock == m.lock) {
+                Some(s) => (s.waits, s.secs) = (s.waits + m.waits, s.secs + m.secs),
+                None => sum.push(m.clone()),
+            }
+        }
+    }
 }
 
 /// A part of a measurement.

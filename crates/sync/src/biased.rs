@@ -11,6 +11,7 @@ use crate::order::{HeldLock, Who};
 use crate::published::{self, Place};
 use crate::rank::Rank;
 use crate::sections::Section;
+use crate::waits::timed;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
@@ -135,10 +136,10 @@ impl<T: Guarded, R: Rank> BiasedRwLock<T, R> {
     #[track_caller]
     pub fn read(&self) -> BiasedReadGuard<'_, T> {
         let held = self.who.wait();
-        // not by way of a closure where there is no scheduler: it would not be inlined
-        #[cfg(feature = "schedule")]
-        let reader = take(true, || self.attempt_read(), || self.wait_to_read());
-        #[cfg(not(feature = "schedule"))]
+        // not by way of a closure in a build that is shipped: it would not be inlined
+        #[cfg(any(feature = "schedule", feature = "lock-waits"))]
+        let reader = take::<R, _>(true, || self.attempt_read(), || self.wait_to_read());
+        #[cfg(not(any(feature = "schedule", feature = "lock-waits")))]
         let reader = self.wait_to_read();
         BiasedReadGuard { reader, value: self.lock.data_ptr(), _held: held }
     }
@@ -151,9 +152,9 @@ impl<T: Guarded, R: Rank> BiasedRwLock<T, R> {
     }
     #[inline(always)]
     fn wait_for_write(&self) -> parking_lot::RwLockWriteGuard<'_, T> {
-        let mut guard = take(true, || self.lock.try_write(), || self.lock.write());
+        let mut guard = take::<R, _>(true, || self.lock.try_write(), || self.lock.write());
         if self.bias.clear() {
-            self.drain();
+            timed::<R, _>(|| self.drain());
         }
         guard.merge_slots();
         guard

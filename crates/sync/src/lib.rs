@@ -32,6 +32,7 @@ pub mod sections;
 pub mod slots;
 #[cfg(test)]
 mod tests;
+pub mod waits;
 pub mod workers;
 
 pub use biased::{BiasedReadGuard, BiasedRwLock, BiasedWriteGuard, Guarded};

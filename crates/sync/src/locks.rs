@@ -10,13 +10,14 @@ use crate::rank::Rank;
 #[cfg(feature = "schedule")]
 use crate::schedule::{blocked, point, scheduled};
 use crate::sections::Section;
+use crate::waits::timed;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-/// Takes a lock; a thread under the scheduler tries until it has it.
+/// Takes a lock of rank `R`; a thread under the scheduler tries until it has it.
 #[inline(always)]
-pub(crate) fn take<G>(seen: bool, attempt: impl FnMut() -> Option<G>, wait: impl FnOnce() -> G) -> G {
+pub(crate) fn take<R: Rank, G>(seen: bool, attempt: impl FnMut() -> Option<G>, wait: impl FnOnce() -> G) -> G {
     #[cfg(feature = "schedule")]
     if seen && scheduled() {
         let mut attempt = attempt;
@@ -28,8 +29,17 @@ pub(crate) fn take<G>(seen: bool, attempt: impl FnMut() -> Option<G>, wait: impl
             blocked();
         }
     }
-    let _ = (seen, attempt);
-    wait()
+    #[cfg(feature = "lock-waits")]
+    {
+        let mut attempt = attempt;
+        if let Some(guard) = attempt() {
+            return guard;
+        }
+    }
+    #[cfg(not(feature = "lock-waits"))]
+    drop(attempt);
+    let _ = seen;
+    timed::<R, G>(wait)
 }
 
 /// Lets the others run once, in the place of waiting; whether this thread is under the scheduler.
@@ -103,7 +113,7 @@ impl<T: ?Sized, R: Rank, const S: bool> Mutex<T, R, S> {
     #[track_caller]
     pub fn lock(&self) -> MutexGuard<'_, T> {
         let held = self.who.wait();
-        let guard = take(S, || self.lock.try_lock(), || self.lock.lock());
+        let guard = take::<R, _>(S, || self.lock.try_lock(), || self.lock.lock());
         MutexGuard { guard, held, section: Section::of(&self.lock) }
     }
     /// Checks that this thread may wait for the lock: for who waits for another one that takes it.
@@ -204,7 +214,7 @@ impl<T: ?Sized, R: Rank, const S: bool> RwLock<T, R, S> {
     #[track_caller]
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
         let held = self.who.wait();
-        RwLockReadGuard { guard: take(S, || self.lock.try_read(), || self.lock.read()), _held: held }
+        RwLockReadGuard { guard: take::<R, _>(S, || self.lock.try_read(), || self.lock.read()), _held: held }
     }
     /// Takes it for writing.
     ///
@@ -214,7 +224,7 @@ impl<T: ?Sized, R: Rank, const S: bool> RwLock<T, R, S> {
     #[track_caller]
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
         let held = self.who.wait();
-        let guard = take(S, || self.lock.try_write(), || self.lock.write());
+        let guard = take::<R, _>(S, || self.lock.try_write(), || self.lock.write());
         RwLockWriteGuard { guard, held, _section: Section::of(&self.lock) }
     }
     /// [`Self::write`], as the second of two locks of one rank that are taken by rising keys.
@@ -225,7 +235,7 @@ impl<T: ?Sized, R: Rank, const S: bool> RwLock<T, R, S> {
     #[track_caller]
     pub fn write_above<U: ?Sized>(&self, first: &RwLockWriteGuard<'_, U>) -> RwLockWriteGuard<'_, T> {
         let held = self.who.wait_above(&first.held);
-        let guard = take(S, || self.lock.try_write(), || self.lock.write());
+        let guard = take::<R, _>(S, || self.lock.try_write(), || self.lock.write());
         RwLockWriteGuard { guard, held, _section: Section::of(&self.lock) }
     }
     /// Takes it for reading where nobody writes.

@@ -14,6 +14,7 @@ use crate::order::{HeldLock, Who};
 use crate::rank::Rank;
 use crate::sections::Section;
 use crate::slots;
+use crate::waits::timed;
 use parking_lot::RawRwLock;
 use parking_lot::lock_api::RawRwLock as _;
 use std::cell::UnsafeCell;
@@ -104,7 +105,7 @@ impl<T, R: Rank> PassLock<T, R> {
         let held = self.who.wait();
         self.doors.point();
         if let Some(word) = &self.word {
-            crate::locks::take(true, || word.try_lock_shared().then_some(()), || word.lock_shared());
+            crate::locks::take::<R, _>(true, || word.try_lock_shared().then_some(()), || word.lock_shared());
             return PassReadGuard { lock: self, slot: 0, _held: held };
         }
         let slot = self.doors.slot();
@@ -134,14 +135,23 @@ impl<T, R: Rank> PassLock<T, R> {
     #[track_caller]
     fn write_from(&self, first: usize) -> PassWriteGuard<'_, T, R> {
         let held = self.who.wait();
-        let writer = crate::locks::take(true, || self.writer.try_lock(), || self.writer.lock());
+        let writer = crate::locks::take::<R, _>(true, || self.writer.try_lock(), || self.writer.lock());
         // opens them also where it does not come to its end
         let mut guard = PassWriteGuard { lock: self, word: false, _writer: writer, _held: held, _section: None };
         self.doors.close();
         if let Some(word) = &self.word {
-            crate::locks::take(true, || word.try_lock_exclusive().then_some(()), || word.lock_exclusive());
+            crate::locks::take::<R, _>(true, || word.try_lock_exclusive().then_some(()), || word.lock_exclusive());
             guard.word = true;
         }
+        if let Some(taken) = self.doors.first_inside(first) {
+            timed::<R, _>(|| self.wait_for_readers(taken));
+        }
+        guard._section = Some(Section::of(self));
+        guard
+    }
+
+    /// Until nobody is inside, from a slot on; by who has closed the doors.
+    fn wait_for_readers(&self, first: usize) {
         let mut slot = first;
         let mut spins = 0;
         while let Some(taken) = self.doors.first_inside(slot) {
@@ -157,8 +167,6 @@ impl<T, R: Rank> PassLock<T, R> {
                 self.waiting.sleep_if(|| self.doors.first_inside(slot).is_some());
             }
         }
-        guard._section = Some(Section::of(self));
-        guard
     }
 
     #[inline(always)]
@@ -182,7 +190,7 @@ impl<T, R: Rank> PassLock<T, R> {
             }
             return;
         }
-        drop(self.writer.lock());
+        timed::<R, _>(|| drop(self.writer.lock()));
     }
 }
 

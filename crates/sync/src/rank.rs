@@ -339,6 +339,9 @@ mod tests {
         let n = places.len();
         places.dedup();
         assert_eq!(places.len(), n);
+        let mut names: Vec<_> = ALL.iter().map(|c| c.name).collect();
+        names.sort_unstable();
+        assert!(names.windows(2).all(|w| w[0] != w[1]), "two of a name: {names:?}");
         let mut chains: Vec<_> = ALL.iter().map(|c| (c.chain, c.rank)).collect();
         chains.sort_unstable();
         chains.dedup();

@@ -24,10 +24,11 @@ pub use results::Results;
 
 use crate::lab_args::{LabArgs, parse_size};
 use crate::results::Head;
+use crate::results_args::ResultsArgs;
 use crate::target::{Lab, Target};
 use crate::{Error, Result, cli};
 use results::{Plan, SCHEMA, VERSION, Volume};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 use venue::{Mounted, Venue};
@@ -77,18 +78,8 @@ pub struct Args {
     seed: u64,
     #[command(flatten)]
     pub(crate) lab: LabArgs,
-    /// Where the results go, as JSON, after each volume
-    #[arg(short, long, value_name = "FILE")]
-    output: Option<PathBuf>,
-    /// Print the results as JSON, no table
-    #[arg(long)]
-    json: bool,
-    /// Age nothing: the results of this file
-    #[arg(long, value_name = "FILE")]
-    from: Option<PathBuf>,
-    /// Put the tables into DIR/aging.md, between its marks, and draw DIR/aging.svg
-    #[arg(long, value_name = "DIR")]
-    docs: Option<PathBuf>,
+    #[command(flatten)]
+    keep: ResultsArgs,
 }
 
 /// Runs it. `before` as in [`cli::main`].
@@ -96,16 +87,12 @@ pub struct Args {
 /// # Errors
 /// Of a file system other than that it has no space; wrong arguments.
 pub fn main(args: &Args, before: &[&str]) -> Result<()> {
-    let results = match &args.from {
-        Some(path) => Results::read(path)?,
-        None => measure(args, before)?,
-    };
-    if let Some(dir) = &args.docs {
-        crate::report::put(&dir.join("aging.md"), "aging", &report::markdown(&results))?;
+    let put = |r: &Results, dir: &Path| {
+        crate::report::put(&dir.join("aging.md"), "aging", &report::markdown(r))?;
         let at = dir.join("aging.svg");
-        std::fs::write(&at, picture::draw(&results)).map_err(|e| Error::io(format!("writing {}", at.display()), e))?;
-    }
-    if args.json { cli::say_json(&results) } else { cli::say(&report::terminal(&results)) }
+        std::fs::write(&at, picture::draw(r)).map_err(|e| Error::io(format!("writing {}", at.display()), e))
+    };
+    args.keep.show((SCHEMA, VERSION), || measure(args, before), put, report::terminal)
 }
 
 /// What may be aged. A tmpfs forgets its files when it is unmounted.
@@ -159,7 +146,7 @@ fn run(lab: &Lab, plan: Plan, targets: &[Target], args: &Args, stop: &AtomicBool
                     results.volumes.push(volume);
                     results.head.targets[i].setup = setup;
                     results.head.took = began.elapsed().as_secs_f64();
-                    args.output.as_ref().map_or(Ok(()), |path| results.write(path))?;
+                    args.keep.keep(&results)?;
                 }
             }
         }

@@ -3,11 +3,9 @@
 use super::load::Kind;
 use super::profile::Profile;
 use super::venue::Layout;
-use crate::Result;
-use crate::results::{self, Head};
+use crate::results::Head;
 use crate::stats::median;
 use serde::{Deserialize, Serialize};
-use std::path::Path;
 
 /// What the first field of a file says.
 pub const SCHEMA: &str = "fxmark-aging";
@@ -165,20 +163,6 @@ impl Results {
     /// Names of targets, in their order.
     pub fn names(&self) -> Vec<&str> {
         self.head.targets.iter().map(|t| t.name.as_str()).collect()
-    }
-    /// Reads a file.
-    ///
-    /// # Errors
-    /// It cannot be read, is something else, or of a newer version.
-    pub fn read(path: &Path) -> Result<Self> {
-        results::read(path, SCHEMA, VERSION)
-    }
-    /// Writes a file, whole or not at all.
-    ///
-    /// # Errors
-    /// It cannot be written.
-    pub fn write(&self, path: &Path) -> Result<()> {
-        results::write(path, self)
     }
 }
 

@@ -28,6 +28,8 @@ pub enum Shows {
     Tails,
     /// Memory.
     Memory,
+    /// The locks that threads waited for longest, in a build that counts it.
+    Locks,
 }
 
 /// A curve of a figure: a file system, as it is made and mounted.
@@ -142,6 +144,12 @@ fn spanfs(parts: bool) -> Vec<Series> {
     out
 }
 
+/// The library with one domain, which stands for one journal, and as SpanFS-16.
+fn one_and_many() -> Vec<Series> {
+    let library = |label: &str| Series::of(format!("library, {label}"), Target::Library);
+    vec![library("1 domain").mkfs(ONE_JOURNAL), library("16 domains").mkfs(SPANFS)]
+}
+
 fn full() -> Vec<Series> {
     let at = |full: u64| {
         let name = move |s: Series| {
@@ -178,6 +186,8 @@ fn figure(
 /// All of them, in the order of `docs/papers.md`.
 pub fn all() -> Vec<Figure> {
     let usual = |f: Figure| Figure { usual: true, ..f };
+    let locks =
+        |name, title, tests, series| Figure { shows: Shows::Locks, ..figure(name, title, tests, Cores::Most, series) };
     let journal = |s: Series| if s.target == Target::Xfs { s } else { s.mount("data=journal") };
     vec![
         figure(
@@ -214,6 +224,18 @@ pub fn all() -> Vec<Figure> {
             &["varmail"],
             Cores::Sweep,
             [Target::Ext4, Target::Braidfs, Target::Library].map(Series::plain).map(journal).into(),
+        ),
+        locks(
+            "spanfs-1-locks",
+            "SpanFS, Tables 1 and 2: the locks that threads wait for",
+            &["syncwrite_seq"],
+            one_and_many(),
+        ),
+        locks(
+            "spanfs-3-locks",
+            "SpanFS, Table 3: the locks that threads wait for in catd",
+            &["catd_create", "catd_append", "catd_truncate", "catd_delete"],
+            one_and_many(),
         ),
         Figure {
             shows: Shows::Tails,
@@ -276,6 +298,12 @@ pub fn all() -> Vec<Figure> {
                 fast18("data=journal"),
             ))
         },
+        locks(
+            "fast18-2-locks",
+            "FAST '18, Table 2: the locks that threads wait for, data journaling",
+            &["syncwrite"],
+            fast18("data=journal").into_iter().filter(|s| s.target == Target::Library).collect(),
+        ),
         usual(figure(
             "fast18-8",
             "FAST '18, Figure 8: one journal against one for each domain",

@@ -8,16 +8,17 @@ mod list;
 mod report;
 
 use crate::lab_args::{self, LabArgs, parse_size};
-use crate::results::{self, Head, Run};
+use crate::results::{Head, Run};
+use crate::results_args::ResultsArgs;
 use crate::run::{self, Job, Method, QUICK, STANDARD, Turn};
 use crate::suite::TestId;
 use crate::sys;
 use crate::target::Media;
 use crate::worker::{Mode, Scale};
 use crate::{Error, Result, cli};
-use list::{Cores, Figure, Series};
+use list::{Cores, Figure, Series, Shows};
 use serde::{Deserialize, Serialize};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -34,7 +35,7 @@ const VERSION: u32 = 1;
     braidfs bench figures all --seconds 0.05 --reps 1         does it work?\n  \
     braidfs bench figures --from figures.json --docs docs     the tables again")]
 pub struct Args {
-    /// Which [default: those that one run of ten minutes can have], or `all`
+    /// Which [default: those that one run of ten minutes can have], or `all` that this program can do
     figures: Vec<String>,
     /// Show all figures
     #[arg(long)]
@@ -62,18 +63,8 @@ pub struct Args {
     files: Option<u64>,
     #[command(flatten)]
     pub(crate) lab: LabArgs,
-    /// Where the results go, as JSON, after each repetition of a test
-    #[arg(short, long, value_name = "FILE")]
-    output: Option<PathBuf>,
-    /// Print the results as JSON, no tables
-    #[arg(long)]
-    json: bool,
-    /// Measure nothing: the results of this file
-    #[arg(long, value_name = "FILE")]
-    from: Option<PathBuf>,
-    /// Put the tables into DIR/figures.md, each between its marks
-    #[arg(long, value_name = "DIR")]
-    docs: Option<PathBuf>,
+    #[command(flatten)]
+    keep: ResultsArgs,
 }
 
 /// How all figures were measured.
@@ -144,22 +135,21 @@ pub fn main(args: &Args, before: &[&str]) -> Result<()> {
         let line = |f: &Figure| format!("{:<11} {}{}\n", f.name, f.title, if f.usual { " (usual)" } else { "" });
         return cli::say(list::all().iter().map(line).collect::<String>().trim_end());
     }
-    let results = match &args.from {
-        Some(path) => results::read(path, SCHEMA, VERSION)?,
-        None => measure(args, before)?,
+    let shown = |r: &Results| {
+        let has = |f: &Figure| r.lines.iter().any(|l| l.figure == f.name);
+        list::all().into_iter().filter(has).collect::<Vec<_>>()
     };
-    if let Some(dir) = &args.docs {
-        for figure in list::all().iter().filter(|f| results.lines.iter().any(|l| l.figure == f.name)) {
-            let mark = format!("figure-{}", figure.name);
-            crate::report::put(&dir.join("figures.md"), &mark, &report::markdown(&results, figure))?;
-        }
-    }
-    if args.json {
-        return cli::say_json(&results);
-    }
-    let shown = |f: &Figure| results.lines.iter().any(|l| l.figure == f.name);
-    let all: Vec<String> = list::all().iter().filter(|f| shown(f)).map(|f| report::terminal(&results, f)).collect();
-    cli::say(&all.join("\n"))
+    let put = |r: &Results, dir: &Path| {
+        let put = |f: &Figure| {
+            crate::report::put(&dir.join("figures.md"), &format!("figure-{}", f.name), &report::markdown(r, f))
+        };
+        shown(r).iter().try_for_each(put)
+    };
+    let terminal = |r: &Results| {
+        let all: Vec<String> = shown(r).iter().map(|f| report::terminal(r, f)).collect();
+        all.join("\n")
+    };
+    args.keep.show((SCHEMA, VERSION), || measure(args, before), put, terminal)
 }
 
 /// The figures that were asked for, without what cannot be tested here; and why not.
@@ -172,7 +162,14 @@ fn figures(args: &Args) -> Result<(Vec<Figure>, Vec<String>)> {
     if let Some(n) = args.figures.iter().find(|n| *n != "all" && !all.iter().any(|f| f.name == **n)) {
         return Err(Error::Usage(format!("no figure `{n}`: --list shows all")));
     }
-    let mut figures: Vec<Figure> = all.into_iter().filter(wanted).collect();
+    let counted = |f: &Figure| cfg!(feature = "lock-waits") || f.shows != Shows::Locks;
+    if let Some(f) = all.iter().find(|f| !counted(f) && args.figures.iter().any(|n| *n == f.name)) {
+        let name = f.name;
+        return Err(Error::Usage(format!(
+            "{name}: this program does not count how long threads wait for locks: `make lock-waits`, or build it with --features lock-waits"
+        )));
+    }
+    let mut figures: Vec<Figure> = all.into_iter().filter(|f| wanted(f) && counted(f)).collect();
     for f in &mut figures {
         f.series.retain(|s| match args.lab.missing(&s.target) {
             None => true,
@@ -297,7 +294,7 @@ impl<'a> Laboratory<'a> {
                     }
                     self.test(figure, test, (most, rep), &mut out)?;
                     out.head.took = begun.elapsed().as_secs_f64();
-                    args.output.as_ref().map_or(Ok(()), |path| results::write(path, &out))?;
+                    args.keep.keep(&out)?;
                 }
             }
         }

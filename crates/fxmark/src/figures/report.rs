@@ -3,7 +3,7 @@
 use super::list::{Figure, Shows};
 use super::{Line, Results};
 use crate::report::{date, figure, time};
-use crate::results::Run;
+use crate::results::{LockWait, Run};
 use crate::stats::{median, spread};
 
 /// A test on one file system, in a line, while it runs.
@@ -107,6 +107,40 @@ fn tails(r: &Results, f: &Figure) -> Table {
     Table { tells: "Latency of one operation, alone and beside the commits.".into(), head, rows }
 }
 
+/// So many locks are told of.
+const HOTTEST: usize = 5;
+
+/// The locks that threads waited for longest in each test on each file system, of all repetitions together.
+fn locks(r: &Results, f: &Figure) -> Table {
+    let mut head: Vec<String> = ["test", "workers", "file system", "lock"].map(str::to_owned).into();
+    head.extend(["waits per 1000 operations", "mean wait", "share of the workers' time"].map(str::to_owned));
+    let mut rows = Vec::new();
+    for (test, cores) in cells(r, f) {
+        for s in &f.series {
+            let runs = runs(r, f, (&test, cores), &s.label);
+            let mut waits = Vec::new();
+            runs.iter().for_each(|run| LockWait::add(&mut waits, &run.lock_waits));
+            waits.sort_by(|a, b| b.secs.total_cmp(&a.secs));
+            let operations: u64 = runs.iter().map(|run| run.ops).sum();
+            let seconds: f64 = runs.iter().map(|run| run.secs * cores as f64).sum();
+            let row = |w: &LockWait| {
+                let often = figure(1000.0 * w.waits as f64 / operations.max(1) as f64);
+                let share = format!("{:.2} %", 100.0 * w.secs / seconds.max(1e-9));
+                [w.lock.clone(), often, time(1e9 * w.secs / w.waits.max(1) as f64), share]
+            };
+            let mut told: Vec<_> = waits.iter().take(HOTTEST).map(row).collect();
+            if told.is_empty() && !runs.is_empty() {
+                told.push(["none".into(), figure(0.0), "-".into(), "0.00 %".into()]);
+            }
+            let of = [test.clone(), cores.to_string(), s.label.clone()];
+            rows.extend(told.into_iter().map(|lock| of.iter().cloned().chain(lock).collect::<Vec<_>>()));
+        }
+    }
+    let tells = "The locks that threads waited for longest, those of the background counted in; what they wait for at a condition, as \
+                 a commit that another thread does, is no lock.";
+    Table { tells: tells.into(), head, rows }
+}
+
 fn tables(r: &Results, f: &Figure) -> Vec<Table> {
     let rate = || table(r, f, "Operations per second.", figure, |run| Some(run.throughput));
     match f.shows {
@@ -118,6 +152,7 @@ fn tables(r: &Results, f: &Figure) -> Vec<Table> {
             vec![rate(), table(r, f, wrote, bytes, mib), table(r, f, "Flushes of the device a second.", figure, used)]
         }
         Shows::Tails => vec![tails(r, f)],
+        Shows::Locks => vec![rate(), locks(r, f)],
         Shows::Memory => {
             let process = |run: &Run| run.memory?.process.map(|b| b as f64);
             let kernel = |run: &Run| Some(run.memory?.kernel as f64);
@@ -215,11 +250,36 @@ mod tests {
             daemon: None,
             memory: None,
             windows: Vec::new(),
+            lock_waits: Vec::new(),
         }
     }
 
     #[test]
-    fn tails_are_of_the_same_repetition() {
+    fn the_locks_that_were_waited_for_longest() {
+        let wait = |lock: &str, waits, secs| LockWait { lock: lock.into(), waits, secs };
+        let line = |rep, series: &str, lock_waits| Line {
+            figure: "spanfs-1-locks".into(),
+            series: series.into(),
+            run: Run { lock_waits, ..run("syncwrite_seq", rep, 5.0, 1000) },
+        };
+        let many: Vec<_> = (0..6).map(|n| wait(&format!("lock {n}"), 1, 0.001 * f64::from(n))).collect();
+        let r = results(vec![
+            line(0, "library, 1 domain", [many, vec![wait("gate", 4, 0.03)]].concat()),
+            line(1, "library, 1 domain", vec![wait("gate", 6, 0.07)]),
+            line(0, "library, 16 domains", Vec::new()),
+        ]);
+        let all = list::all();
+        let figure = all.iter().find(|f| f.name == "spanfs-1-locks").expect("a figure");
+        let text = markdown(&r, figure);
+        let rows: Vec<&str> = text.lines().filter(|l| l.starts_with("| syncwrite_seq | 1 | library")).collect();
+        // twenty operations and one second of the worker
+        assert_eq!(rows[0], "| syncwrite_seq | 1 | library, 1 domain | gate | 500 | 10.0 ms | 10.00 % |", "{text}");
+        assert_eq!(rows[1], "| syncwrite_seq | 1 | library, 1 domain | lock 5 | 50.0 | 5.00 ms | 0.50 % |", "{text}");
+        assert_eq!(rows[5], "| syncwrite_seq | 1 | library, 16 domains | none | 0 | - | 0.00 % |", "{text}");
+        assert_eq!(rows.len(), 6, "{text}");
+    }
+
+    fn results(lines: Vec<Line>) -> Results {
         let plan = Plan {
             figures: Vec::new(),
             seconds: 0.25,
@@ -230,25 +290,29 @@ mod tests {
             cores: 2,
             scale: STANDARD.scale,
         };
+        Results { head: Head::now(SCHEMA, VERSION, plan, &[]), lines, made: Vec::new(), notes: Vec::new() }
+    }
+
+    #[test]
+    fn tails_are_of_the_same_repetition() {
         let line = |figure: &str, run| Line { figure: figure.into(), series: "ext4".into(), run };
         let mut r = Results {
-            head: Head::now(SCHEMA, VERSION, plan, &[]),
-            lines: vec![
+            notes: vec!["time was up".into()],
+            ..results(vec![
                 line("max-8b", run("DRBL", 0, 5.0, 1000)),
                 line("max-8b", run("DRBL_commit", 0, 4.0, 2000)),
                 line("max-8b", run("DRBL", 1, 5.0, 4000)),
                 line("max-8b", run("DRBL_commit", 1, 4.0, 4000)),
                 line("fast18-6", run("varmail", 0, 100.0, 1000)),
                 line("fast18-6", run("varmail", 1, 300.0, 1000)),
-            ],
-            made: vec![Made {
-                figure: "fast18-6".into(),
-                series: "ext4".into(),
-                setup: vec!["mkfs.ext4 DEVICE".into()],
-                switches: "slots".into(),
-            }],
-            notes: vec!["time was up".into()],
+            ])
         };
+        r.made.push(Made {
+            figure: "fast18-6".into(),
+            series: "ext4".into(),
+            setup: vec!["mkfs.ext4 DEVICE".into()],
+            switches: "slots".into(),
+        });
         let all = list::all();
         let figure = |name: &str| all.iter().find(|f| f.name == name).expect("a figure");
         let tails = markdown(&r, figure("max-8b"));

@@ -20,14 +20,15 @@ pub use load::{Flood, Flooded};
 use crate::error::On;
 use crate::fs::{Fs, Kernel};
 use crate::lab_args::{LabArgs, parse_size};
-use crate::results::{self, Head};
+use crate::results::Head;
+use crate::results_args::ResultsArgs;
 use crate::sys;
 use crate::target::{Lab, Target};
 use crate::worker::Place;
 use crate::{Error, Result, cli};
 use load::{Seen, Victim};
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -81,18 +82,8 @@ pub struct Args {
     cpus: Option<String>,
     #[command(flatten)]
     pub(crate) lab: LabArgs,
-    /// Where the results go, as JSON, after each combination
-    #[arg(short, long, value_name = "FILE")]
-    output: Option<PathBuf>,
-    /// Print the results as JSON, no table
-    #[arg(long)]
-    json: bool,
-    /// Measure nothing: the results of this file
-    #[arg(long, value_name = "FILE")]
-    from: Option<PathBuf>,
-    /// Put the tables into DIR/isolation.md, between its marks
-    #[arg(long, value_name = "DIR")]
-    docs: Option<PathBuf>,
+    #[command(flatten)]
+    keep: ResultsArgs,
 }
 
 /// Not for people: a neighbour of a mounted file system.
@@ -171,14 +162,9 @@ pub struct Results {
 /// # Errors
 /// Of a file system; wrong arguments.
 pub fn main(args: &Args, before: &[&str]) -> Result<()> {
-    let results = match &args.from {
-        Some(path) => results::read(path, SCHEMA, VERSION)?,
-        None => measure(args, before)?,
-    };
-    if let Some(dir) = &args.docs {
-        crate::report::put(&dir.join("isolation.md"), "isolation", &report::markdown(&results))?;
-    }
-    if args.json { cli::say_json(&results) } else { cli::say(&report::terminal(&results)) }
+    let put =
+        |r: &Results, dir: &Path| crate::report::put(&dir.join("isolation.md"), "isolation", &report::markdown(r));
+    args.keep.show((SCHEMA, VERSION), || measure(args, before), put, report::terminal)
 }
 
 /// The hidden `neighbour` command: floods until its standard input ends, and tells what it did.
@@ -287,7 +273,7 @@ fn run(lab: &Lab, plan: Plan, targets: &[Target], args: &Args, stop: &AtomicBool
                 results.cells.push(cell);
                 results.head.targets[i].setup = setup;
                 results.head.took = began.elapsed().as_secs_f64();
-                args.output.as_ref().map_or(Ok(()), |path| results::write(path, &results))?;
+                args.keep.keep(&results)?;
             }
         }
     }

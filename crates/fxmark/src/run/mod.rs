@@ -7,7 +7,7 @@ mod team;
 pub use plan::{LONG, Profile, QUICK, STANDARD, Turn, sweep, turns, unfit};
 pub use team::{Measured, Method, Team};
 
-use crate::results::{self, CpuSplit, Latency, Results, Run, Skipped, TargetInfo};
+use crate::results::{self, CpuSplit, Latency, LockWait, Results, Run, Skipped, TargetInfo};
 use crate::suite::{Group, TestId};
 use crate::sys::drop_caches;
 use crate::target::{Lab, Site, Target};
@@ -230,6 +230,8 @@ fn summary(turn: &Turn<'_>, m: &Measured) -> Run {
     let rates: Vec<f64> = front.iter().map(|r| if r.secs > 0.0 { r.ops as f64 / r.secs } else { 0.0 }).collect();
     let histogram = front.iter().flat_map(|r| r.latency.iter().copied()).collect();
     let sampled = front.iter().map(|r| r.sampled).max().unwrap_or(0);
+    let mut lock_waits = Vec::new();
+    m.reports.iter().for_each(|r| LockWait::add(&mut lock_waits, &r.lock_waits));
     let total = m.cpu.total().max(1) as f64;
     let low = rates.iter().copied().fold(f64::INFINITY, f64::min);
     Run {
@@ -258,6 +260,7 @@ fn summary(turn: &Turn<'_>, m: &Measured) -> Run {
         phases: m.phases,
         daemon: m.daemon,
         memory: m.memory,
+        lock_waits,
         windows: m.windows.clone(),
     }
 }

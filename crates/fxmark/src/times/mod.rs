@@ -12,11 +12,12 @@ mod remount;
 mod report;
 
 use crate::lab_args::{LabArgs, parse_size};
-use crate::results::{self, Head};
+use crate::results::Head;
+use crate::results_args::ResultsArgs;
 use crate::target::{Lab, Target};
 use crate::{Error, Result, cli};
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -91,18 +92,8 @@ pub struct Args {
     dirty: Vec<u64>,
     #[command(flatten)]
     pub(crate) lab: LabArgs,
-    /// Where the results go, as JSON, after each thing that was timed
-    #[arg(short, long, value_name = "FILE")]
-    output: Option<PathBuf>,
-    /// Print the results as JSON, no table
-    #[arg(long)]
-    json: bool,
-    /// Measure nothing: the results of this file
-    #[arg(long, value_name = "FILE")]
-    from: Option<PathBuf>,
-    /// Put the tables into DIR/figures.md, each between its marks
-    #[arg(long, value_name = "DIR")]
-    docs: Option<PathBuf>,
+    #[command(flatten)]
+    keep: ResultsArgs,
 }
 
 /// How it was timed.
@@ -198,17 +189,14 @@ fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
 /// # Errors
 /// Of a file system; wrong arguments.
 pub fn main(args: &Args, before: &[&str]) -> Result<()> {
-    let results = match &args.from {
-        Some(path) => results::read(path, SCHEMA, VERSION)?,
-        None => measure(args, before)?,
-    };
-    if let Some(dir) = &args.docs {
-        for what in report::shown(&results) {
+    let put = |r: &Results, dir: &Path| {
+        let put = |what: What| {
             let mark = format!("times-{}", what.name());
-            crate::report::put(&dir.join("figures.md"), &mark, &report::markdown(&results, what))?;
-        }
-    }
-    if args.json { cli::say_json(&results) } else { cli::say(&report::terminal(&results)) }
+            crate::report::put(&dir.join("figures.md"), &mark, &report::markdown(r, what))
+        };
+        report::shown(r).into_iter().try_for_each(put)
+    };
+    args.keep.show((SCHEMA, VERSION), || measure(args, before), put, report::terminal)
 }
 
 fn measure(args: &Args, before: &[&str]) -> Result<Results> {
@@ -246,7 +234,7 @@ fn measure(args: &Args, before: &[&str]) -> Result<Results> {
             What::Commit => commit::time(&mut job)?,
         }
         job.results.head.took = begun.elapsed().as_secs_f64();
-        args.output.as_ref().map_or(Ok(()), |path| results::write(path, &job.results))?;
+        args.keep.keep(&job.results)?;
     }
     let Job { lab, results, .. } = job;
     // the device before the directory that it lies in

@@ -11,6 +11,7 @@ pub use control::{Control, Order, Shared, WORKERS_MAX};
 pub use host::main;
 
 use crate::fs::Fs;
+use crate::results::LockWait;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -164,6 +165,8 @@ pub struct Report {
     pub involuntary: u64,
     /// Page faults that needed I/O.
     pub major_faults: u64,
+    /// What all threads of the process waited for locks; of the worker that leads.
+    pub lock_waits: Vec<LockWait>,
 }
 
 /// What a host process answers.

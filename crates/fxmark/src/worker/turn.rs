@@ -7,6 +7,7 @@
 use super::{Control, Ctx, Load, Order, Report, Step};
 use crate::error::On;
 use crate::fs::Fs;
+use crate::results::LockWait;
 use crate::{Error, Result, sys};
 use hdrhistogram::Histogram;
 use std::time::Instant;
@@ -87,6 +88,7 @@ impl Turn {
         };
         self.report.sampled = every;
         control.start(c.workers, number);
+        let waited = lock_waits();
         let before = sys::Usage::of_thread();
         let start = Instant::now();
         let ops = match every {
@@ -100,6 +102,9 @@ impl Turn {
         self.report.voluntary += used.voluntary;
         self.report.involuntary += used.involuntary;
         self.report.major_faults += used.major_faults;
+        if c.leads {
+            LockWait::add(&mut self.report.lock_waits, &since(&waited));
+        }
         control.progress(c.id, self.report.ops);
         Ok(())
     }
@@ -152,6 +157,33 @@ impl Turn {
             }
         }
     }
+}
+
+/// What threads of this process have waited for locks; nothing in a build that does not count it.
+fn lock_waits() -> Vec<LockWait> {
+    #[cfg(feature = "lock-waits")]
+    {
+        let wait = |w: &braidfs_sync::waits::Waits| LockWait {
+            lock: w.lock.to_owned(),
+            waits: w.waits,
+            secs: w.nanos as f64 / 1e9,
+        };
+        braidfs_sync::waits::so_far().iter().map(wait).collect()
+    }
+    #[cfg(not(feature = "lock-waits"))]
+    Vec::new()
+}
+
+/// What they have waited since then.
+fn since(before: &[LockWait]) -> Vec<LockWait> {
+    let mut now = lock_waits();
+    for w in &mut now {
+        if let Some(b) = before.iter().find(|b| b.lock == w.lock) {
+            (w.waits, w.secs) = (w.waits - b.waits, w.secs - b.secs);
+        }
+    }
+    now.retain(|w| w.waits > 0);
+    now
 }
 
 /// No operation timed.
