@@ -9,7 +9,7 @@ use crate::space::PairsAhead;
 use crate::space::paired::{Counts, Paired, Place, TableEntry};
 use braidfs_format::node::{NodeEntry, OVERFLOW};
 use braidfs_format::{BLOCK_BYTES, BlockAddr, NodeId};
-use braidfs_sync::slots::{self, Line};
+use braidfs_sync::slots::Line;
 use braidfs_sync::{Mutex, rank};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::Relaxed};
@@ -244,11 +244,10 @@ impl NodeTable {
         let groups: Vec<_> = self.groups.read().values().cloned().collect();
         let start = groups.partition_point(|g| g.number < from.0);
         let order = || groups[start..].iter().chain(&groups[..start]);
-        // First a table block that no other cursor is in, then any: threads that have none to themselves begin at different ones.
+        // First a table block that no other cursor is in, then any.
         for share in [false, true] {
             for group in order().filter(|g| !g.kept.load(Relaxed)) {
                 let first = if group.number == from.0 { from.1 } else { 0 };
-                let first = if share { (first + slots::mine() as u32) % group.len().max(1) } else { first };
                 for index in (first..group.len()).chain(0..first) {
                     let claimed = &group.claimed[index as usize];
                     if !share && claimed.load(Relaxed) || group.blocks[index as usize].free.load(Relaxed) == 0 {

@@ -290,7 +290,10 @@ fn a_name_near_a_border_is_opened_where_no_bucket_begins_there() {
         let by = b.insert(room(&b), dentry(b"near", 9));
         // the next one stands behind the border
         let by2 = b.insert(room(&b), dentry(b"behind", 10));
-        assert_eq!((b.find(b"near").map(|e| e.hash), b.find(b"behind").map(|e| e.hash)), (Some(other - 1), Some(other)));
+        assert_eq!(
+            (b.find(b"near").map(|e| e.hash), b.find(b"behind").map(|e| e.hash)),
+            (Some(other - 1), Some(other))
+        );
         drop(b);
         d.opened_changed(by.entries + by2.entries, by.memory + by2.memory, by.first.as_slice());
         for name in [&b"near"[..], b"behind"] {
