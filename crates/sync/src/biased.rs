@@ -28,7 +28,9 @@ pub trait Guarded {
     }
 }
 
-/// As [`crate::RwLock`]; `T` is `Sync`, as readers of several threads always are.
+/// As [`crate::RwLock`]; `T` is `Sync`, as readers of several threads always are. The mark lies beside the lock below: who writes
+/// touches both.
+#[repr(C)]
 pub struct BiasedRwLock<T, R: Rank> {
     who: Who<R>,
     bias: Bias,

@@ -56,6 +56,9 @@ const SHARDS: u64 = 256;
 const SHARED_SHARDS: u64 = 64;
 /// So many names of a table the next thread that adds one forgets, at most: about a megabyte.
 const LATE_MAX: usize = 1 << 14;
+/// The table of a directory of which so many names were left, a few at least, has room for eight times as many at once when it
+/// grows: new memory costs lines that all threads write.
+const STRIDES: std::ops::Range<usize> = 28..2048;
 
 /// See the module.
 #[derive(Debug)]
@@ -209,6 +212,9 @@ impl Shard {
                 None => old.push(left),
             },
             None => {
+                if names.len() == names.capacity() && STRIDES.contains(&names.len()) {
+                    names.reserve(7 * names.len());
+                }
                 names.insert(name.into(), smallvec![left]);
                 self.len.store(self.len.load(Relaxed) + 1, Relaxed);
             }
@@ -347,6 +353,21 @@ mod tests {
         for blocks in 1..13 {
             assert!(distinct(&mut (0..32).map(|t| blocks * block * t)) >= 28, "{blocks} blocks");
         }
+    }
+
+    /// The table of a directory of which many names are left takes new memory seldom.
+    #[test]
+    fn a_table_of_names_grows_in_long_strides() {
+        let all = VacatedNames::default();
+        let left = Vacated { domain: DomainId(0), tx: TxId(1), alive: true };
+        let room = || all.shard(DIR).table.lock().names.get(&DIR).map_or(0, HashMap::capacity);
+        let mut rooms = std::collections::BTreeSet::new();
+        for n in 0..2000 {
+            all.add(DIR, &name(n), left, |_, _| false);
+            rooms.insert(room());
+            assert!(room() <= 32 * (n as usize + 1), "{} for {n}", room());
+        }
+        assert!(rooms.range(29..).count() <= 3, "{rooms:?}");
     }
 
     /// Names of directories that one thread changes: a commit leaves them to who adds the next one, and forgets them itself where

@@ -82,7 +82,10 @@ impl State {
         d.index.opened_changed(s.entries, s.memory, &first);
         d.name_time = d.name_time.max(s.name_time);
         d.together += s.changes;
-        (self.mtime, self.ctime) = (s.time, s.time);
+        // within a tick of the clock it is what it was: others look at what lies beside it
+        if (self.mtime, self.ctime) != (s.time, s.time) {
+            (self.mtime, self.ctime) = (s.time, s.time);
+        }
         self.durability.operations_changed_directory(s.changes);
     }
 

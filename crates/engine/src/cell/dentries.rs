@@ -151,15 +151,17 @@ impl DentryCache {
     #[inline]
     pub fn get(&self, k: &Key) -> Option<Target> {
         let (b, tag) = self.bucket(k)?;
-        let seq = b[0].load(Acquire);
-        let e = entry(b, known(b, seq, tag, k)?);
-        let (node, generations) = (e[1].load(Relaxed), e[2].load(Relaxed));
-        fence(Acquire);
-        if seq % 2 == 1 || b[0].load(Relaxed) != seq {
-            return None;
-        }
-        let kind = kind_of((node >> KIND) as u8)?;
-        Some(Target { node: InodeNo(node & ((1 << KIND) - 1)), generation: (generations >> 32) as u32, kind })
+        known_target(b, tag, k)
+    }
+
+    /// [`Self::get`] by who will [`Self::forget`] it if it is there: its line is asked for to be written. Else it would come to be
+    /// read, and be taken from all others again for the change.
+    #[inline]
+    pub fn get_to_forget(&self, k: &Key) -> Option<Target> {
+        let (b, tag) = self.bucket(k)?;
+        // never the case: the word is as it was
+        let _ = b[0].compare_exchange(u64::MAX, u64::MAX, Relaxed, Relaxed);
+        known_target(b, tag, k)
     }
 
     /// Notes what `k` names. The caller has the name's bucket locked.
@@ -216,6 +218,20 @@ fn known(b: &[AtomicU64; WORDS], seq: u64, tag: u8, k: &Key) -> Option<usize> {
     tagged(seq, tag).find(|&way| is(entry(b, way), k))
 }
 
+/// What `k` names, where its bucket knows that.
+#[inline]
+fn known_target(b: &[AtomicU64; WORDS], tag: u8, k: &Key) -> Option<Target> {
+    let seq = b[0].load(Acquire);
+    let e = entry(b, known(b, seq, tag, k)?);
+    let (node, generations) = (e[1].load(Relaxed), e[2].load(Relaxed));
+    fence(Acquire);
+    if seq % 2 == 1 || b[0].load(Relaxed) != seq {
+        return None;
+    }
+    let kind = kind_of((node >> KIND) as u8)?;
+    Some(Target { node: InodeNo(node & ((1 << KIND) - 1)), generation: (generations >> 32) as u32, kind })
+}
+
 /// Whether an entry is that of `k`. Node 0 is none, so that an empty entry is nobody's.
 #[inline]
 fn is(e: &[AtomicU64], k: &Key) -> bool {
@@ -234,17 +250,18 @@ struct Lock(u64);
 impl Lock {
     fn take(seq: &AtomicU64) -> Self {
         let mut spins = 0u32;
-        loop {
-            let n = seq.load(Relaxed);
-            if n.is_multiple_of(2) && seq.compare_exchange_weak(n, n + 1, Acquire, Relaxed).is_ok() {
-                // no word below is seen before the odd number
-                fence(Release);
-                return Self(n);
+        // without a look at it first, for which the line would come once more
+        while seq.fetch_or(1, Acquire) & 1 != 0 {
+            while seq.load(Relaxed) & 1 != 0 {
+                spins += 1;
+                // held for a few stores; its holder may have lost its processor
+                if spins.is_multiple_of(64) { std::thread::yield_now() } else { std::hint::spin_loop() }
             }
-            spins += 1;
-            // held for a few stores; its holder may have lost its processor
-            if spins.is_multiple_of(64) { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
+        // no word below is seen before the odd number
+        fence(Release);
+        // nobody else writes it now
+        Self(seq.load(Relaxed) - 1)
     }
     /// The entry `way` gets this tag.
     fn tag(&mut self, way: usize, tag: u8) {
@@ -277,8 +294,9 @@ mod tests {
             c.put(&key(1, "a"), Target { kind, ..target(5) });
             assert_eq!(c.get(&key(1, "a")), Some(Target { kind, ..target(5) }));
         }
+        assert_eq!(c.get_to_forget(&key(1, "a")), c.get(&key(1, "a")));
         for other in [key(2, "a"), key(1, "b"), key(1, "a\0"), key(1, ""), Key::of(InodeNo(1), 8, b"a")] {
-            assert_eq!(c.get(&other), None, "{other:?}");
+            assert_eq!((c.get(&other), c.get_to_forget(&other)), (None, None), "{other:?}");
         }
         c.put(&key(1, "a"), target(6));
         assert_eq!(c.get(&key(1, "a")), Some(target(6)));

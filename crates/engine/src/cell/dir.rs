@@ -65,12 +65,16 @@ pub enum DirWrite<'a> {
     },
 }
 
-/// The entries of a directory; see the module.
+/// The entries of a directory; see the module. What who changes one bucket looks at comes first, in one line: what is put together
+/// when somebody has the directory for itself lies behind it.
 #[derive(Debug)]
+#[repr(C)]
 pub struct DirIndex {
     buckets: Buckets,
     /// The one bucket lies in the inode record.
     inline: bool,
+    /// Several threads may change names at the same time, each one bucket ([`Self::open`]).
+    shared: bool,
     /// First positions of the buckets to write.
     dirty: BTreeSet<u64>,
     /// Logical blocks to give up.
@@ -81,8 +85,6 @@ pub struct DirIndex {
     count: Option<u64>,
     /// Bytes of the entries in memory.
     memory: usize,
-    /// Several threads may change names at the same time, each one bucket ([`Self::open`]).
-    shared: bool,
 }
 
 /// The position at which a name with `hash` stands if nothing is in its way.

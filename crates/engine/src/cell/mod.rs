@@ -119,24 +119,27 @@ impl FileBody {
     }
 }
 
-/// Content of a directory.
+/// Content of a directory. What threads that change it side by side look at, the beginning of the index and `sharing`, lies in other
+/// cache lines than what who then has it for itself puts together.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub struct DirBody {
     /// Entries by hash of their names.
     pub index: DirIndex,
-    /// Where the buckets lie.
-    pub map: ExtentMap,
+    /// Changes made side by side since the last commit.
+    together: u64,
     /// Bytes of the index that the volume's count of directory memory has.
     pub counted: usize,
-    /// When names of it were taken or left last, since it is in memory: logical time (`domain::Shared::name_time`).
-    pub name_time: u64,
     /// Transactions of other domains that changed inodes with entries of it, as far as they are not known durable: what an
     /// fsync of it waits for besides its own record.
     concerned: Frontier,
+    /// Where the buckets lie.
+    pub map: ExtentMap,
     /// Of a directory that threads change side by side ([`sharing`]).
     sharing: Option<Box<sharing::Sharing>>,
-    /// Changes made side by side since the last commit.
-    together: u64,
+    /// When names of it were taken or left last, since it is in memory: logical time (`domain::Shared::name_time`). Each of them
+    /// looks at it.
+    pub name_time: u64,
     /// The slot of the thread that changed names last with the directory for itself.
     changer: u16,
     /// How often that was another one than the last.
@@ -393,5 +396,16 @@ mod tests {
         // the checker of locks keeps the number of the cell once more
         let checker = if braidfs_sync::CHECKED { size_of::<u64>() } else { 0 };
         assert!(size_of::<Cell>() <= 496 + checker, "{} bytes", size_of::<Cell>());
+    }
+
+    /// What each change of a directory that several threads change looks at is in one line.
+    #[test]
+    fn what_changers_of_a_directory_look_at_lies_together() {
+        use std::mem::offset_of;
+        let line = |at: usize| at / 64;
+        let read = line(offset_of!(DirBody, sharing));
+        assert_eq!(read, line(offset_of!(DirBody, name_time)));
+        let put = [offset_of!(DirBody, together), offset_of!(DirBody, concerned) + size_of::<Frontier>() - 1];
+        assert!(put.iter().all(|at| line(*at) != read), "{put:?} and {read}");
     }
 }

@@ -157,7 +157,7 @@ impl MountedVolume {
 
     /// What a name of a shared directory names, if that can be told from memory, and is no directory.
     fn find_beside(&self, d: &Cell, name: &[u8], key: &Key) -> Result<Option<Arc<Cell>>> {
-        let inode: InodeRef = match self.dentries.get(key) {
+        let inode: InodeRef = match self.dentries.get_to_forget(key) {
             Some(t) => t.inode(),
             None => {
                 let st = d.state.read();

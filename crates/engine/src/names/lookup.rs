@@ -30,6 +30,14 @@ impl MountedVolume {
         }
     }
 
+    /// [`Self::lookup_in`] of a name that is to be taken away from its inode.
+    pub(super) fn lookup_to_leave(&self, d: &Arc<Cell>, name: &[u8]) -> Result<Arc<Cell>> {
+        if name == b"." {
+            return Ok(d.clone());
+        }
+        self.find_seen(d, name, true)?.map(|c| c.arc()).ok_or(Error::NotFound)
+    }
+
     /// [`Self::lookup_in`] of a name that may be free: then `None`.
     ///
     /// # Errors
@@ -38,7 +46,7 @@ impl MountedVolume {
         if name == b"." {
             return Ok(Some(d.clone()));
         }
-        Ok(self.find_seen(d, name)?.map(|c| c.arc()))
+        Ok(self.find_seen(d, name, false)?.map(|c| c.arc()))
     }
 
     /// [`Self::lookup`] in a directory that is only looked at, of an inode that is only looked at.
@@ -49,14 +57,14 @@ impl MountedVolume {
         if name == b"." {
             return Ok(CellRef::Loaded(d.arc()));
         }
-        match self.find_seen(d, name)? {
+        match self.find_seen(d, name, false)? {
             Some(c) => Ok(c),
             None => Err(Error::NotFound),
         }
     }
 
-    /// [`Self::find_in`] a directory that is only looked at, of another name than `.`.
-    fn find_seen(&self, d: &Cell, name: &[u8]) -> Result<Option<CellRef<'_>>> {
+    /// [`Self::find_in`] a directory that is only looked at, of another name than `.`. `leave`: it is to be taken away.
+    fn find_seen(&self, d: &Cell, name: &[u8], leave: bool) -> Result<Option<CellRef<'_>>> {
         if name == b".." {
             let parent = d.state.read().parent;
             return Ok(self.find(parent)?.map(CellRef::Loaded));
@@ -67,7 +75,8 @@ impl MountedVolume {
         // after a crash an entry may be stale: it is noted when its inode was seen to hang there
         let stale = self.maybe_stale.load(Ordering::Relaxed);
         let key = Key::of(d.ino, d.generation, name);
-        if let Some(t) = self.dentries.get(&key) {
+        let known = if leave { self.dentries.get_to_forget(&key) } else { self.dentries.get(&key) };
+        if let Some(t) = known {
             match self.see_found(t.node)? {
                 Some(c) if c.is(t.inode()) && is_named(&c, &key, d.ino, name) => return Ok(Some(c)),
                 _ => {} // gone since

@@ -68,7 +68,7 @@ impl MountedVolume {
         let (i, hash) = (self, self.hash(name));
         loop {
             // outside the gate: which domains the operation will change
-            let c = i.lookup_in(d, name)?;
+            let c = i.lookup_to_leave(d, name)?;
             match (want_dir, c.kind == FileKind::Dir) {
                 (true, false) => return Err(Error::NotDir),
                 (false, true) => return Err(Error::IsDir),

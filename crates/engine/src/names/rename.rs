@@ -169,7 +169,7 @@ impl MountedVolume {
     fn rename(&self, from: &Side<'_>, to: &Side<'_>, mode: RenameMode) -> Result<()> {
         let (mut tree, mut again) = (None, false);
         loop {
-            let src = self.lookup_in(&from.dir, from.name)?;
+            let src = self.lookup_to_leave(&from.dir, from.name)?;
             let dst = self.find_in(&to.dir, to.name)?;
             let mut r =
                 Request { from, to, src, dst, mode, unwritten: [Unwritten::default(); 2], in_order: tree.is_some() };

@@ -70,10 +70,18 @@ impl Account {
             }
         }
         let fits = |now: i64| now.checked_sub(blocks).filter(|&left| left >= floor);
+        self.claim();
         self.common.fetch_update(Relaxed, Relaxed, fits).is_ok() || {
             let _one = self.merge_slots();
             self.common.fetch_update(Relaxed, Relaxed, fits).is_ok()
         }
+    }
+
+    /// Has the line of `common` brought to be written: else it would come for the look before the change, and be taken from all
+    /// others again for the change.
+    fn claim(&self) {
+        // never the case: it is as it was
+        let _ = self.common.compare_exchange(i64::MIN, i64::MIN, Relaxed, Relaxed);
     }
 
     /// Takes `blocks` and a batch for this thread's slot; false where there are few by now.
@@ -85,6 +93,7 @@ impl Account {
         let batch = |now: i64| (now.saturating_sub(low) / (2 * slots).max(1)).clamp(LEAST, most);
         let fits =
             |now: i64| now.checked_sub(blocks).and_then(|n| n.checked_sub(batch(now))).filter(|&left| left >= low);
+        self.claim();
         let Ok(before) = self.common.fetch_update(Relaxed, Relaxed, fits) else {
             self.limits.few.store(true, Relaxed);
             drop(self.merge_slots());

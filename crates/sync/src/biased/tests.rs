@@ -11,6 +11,14 @@ impl Guarded for u8 {}
 impl Guarded for usize {}
 impl Guarded for [u64; 2] {}
 
+/// The mark and the word of the lock below are neighbours: a value that begins a cache line has both there.
+#[test]
+fn the_mark_lies_beside_the_lock() {
+    use std::mem::offset_of;
+    type Long = BiasedRwLock<[u64; 2], Unranked>;
+    assert_eq!(offset_of!(Long, lock) - offset_of!(Long, bias), 8);
+}
+
 /// Reads by threads in turn until the lock is biased; how many reads that took.
 fn share<T: Guarded + Send + Sync>(lock: &Lock<T>) -> u32 {
     let mut reads = 0;

@@ -39,10 +39,14 @@ impl DirIndex {
     /// either of two buckets; of a bucket that is not in memory.
     pub fn open(&self, hash: u64) -> Option<OpenBucket<'_>> {
         let home = home_position(hash);
-        if !self.shared || self.inline || !is_in_one(home) {
+        if !self.shared || self.inline {
             return None;
         }
         let (first, bucket) = self.buckets.floor(home)?;
+        // seldom does a bucket begin where one could
+        if !is_in_one(home) && self.buckets.floor(home + HASH_PROBES)?.0 != first {
+            return None;
+        }
         let content = bucket.write();
         content.entries.as_ref()?.claim(home);
         Some(OpenBucket { content, first, home })

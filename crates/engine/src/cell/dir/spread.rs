@@ -10,21 +10,23 @@
 //! Entries that were there when the directory began to be shared stay where they are (`kept`), and are only read: nobody
 //! frees memory that another thread allocated.
 //!
-//! Invariant: of a group of which keys lie in `overflow` all places are taken.
+//! Invariants: of a group of which keys lie in `overflow` all places are taken; a group that [`Spread::used`] has no bit of has no
+//! keys.
 
 use super::sorted::{MOST, Sorted};
 use braidfs_format::dentry::{Dentry, ENTRY_FIXED_BYTES, HASH_MAX, bucket_lblk};
+use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Groups, a power of two: a full bucket of short names has two or three keys in each.
-const GROUPS: usize = 64;
+/// Groups: a full bucket of short names has two or three keys in each. With the line of [`Rest`] they take a page of memory.
+const GROUPS: usize = 63;
 /// Keys of a group: those of a cache line.
 const WAYS: usize = 4;
-/// Bytes of memory that the groups take.
-pub const TABLE_BYTES: usize = size_of::<[Group; GROUPS]>();
-const _: () = assert!(size_of::<Group>() == 64 && MOST < 255);
+/// Bytes of memory that the table takes.
+pub const TABLE_BYTES: usize = size_of::<Table>();
+const _: () = assert!(size_of::<Group>() == 64 && size_of::<Rest>() == 64 && TABLE_BYTES == 4096 && MOST < 255);
 
 /// What is known of an entry without a look at it; or a place for that, which is free.
 #[derive(Debug, Default)]
@@ -98,28 +100,56 @@ impl Group {
     }
 }
 
-/// Keys that found no place in their group.
+/// What is not in groups: one cache line, too.
 #[derive(Debug, Default)]
-struct Overflow {
-    keys: Vec<Key>,
+#[repr(align(64))]
+struct Rest {
+    /// Keys that found no place in their group: mostly no more than have room here.
+    overflow: SmallVec<[Key; 2]>,
+    kept: Option<Arc<Vec<Dentry>>>,
+    /// What [`Rest::claim`] writes to.
+    mark: AtomicU64,
+}
+
+impl Rest {
+    /// As [`Group::claim`].
+    fn claim(&self) {
+        let _ = self.mark.compare_exchange(u64::MAX, u64::MAX, Relaxed, Relaxed);
+    }
+}
+
+#[derive(Debug)]
+#[repr(C)]
+struct Table {
+    groups: [Group; GROUPS],
+    rest: Rest,
 }
 
 /// See the module.
 #[derive(Debug)]
 pub struct Spread {
-    groups: Box<[Group; GROUPS]>,
-    overflow: Option<Box<Overflow>>,
-    kept: Option<Arc<Vec<Dentry>>>,
+    table: Box<Table>,
+    /// A bit for each group that had keys since the bucket was made. It lies in the bucket's own line: who reads all keys leaves
+    /// the lines alone that have none.
+    used: u64,
 }
 
 /// The group of positions in this block.
+#[inline]
 fn group_of(block: u64) -> usize {
-    (block.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - GROUPS.ilog2())) as usize
+    let hash = block.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    ((hash * GROUPS as u64) >> 32) as usize
+}
+
+/// Those of `groups` that have a bit in `used`.
+fn used_of(groups: &[Group; GROUPS], used: u64) -> impl Iterator<Item = &Group> {
+    groups.iter().enumerate().filter(move |(g, _)| used >> g & 1 != 0).map(|(_, group)| group)
 }
 
 impl Spread {
     fn new(kept: Option<Arc<Vec<Dentry>>>) -> Self {
-        Self { groups: Box::new(std::array::from_fn(|_| Group::default())), overflow: None, kept }
+        let groups = std::array::from_fn(|_| Group::default());
+        Self { table: Box::new(Table { groups, rest: Rest { kept, ..Rest::default() } }), used: 0 }
     }
 
     /// How many: counted.
@@ -128,14 +158,14 @@ impl Spread {
     }
 
     fn kept(&self) -> &[Dentry] {
-        self.kept.as_ref().map_or(&[], |kept| kept)
+        self.table.rest.kept.as_ref().map_or(&[], |kept| kept)
     }
     fn overflowing(&self) -> &[Key] {
-        self.overflow.as_ref().map_or(&[], |o| &o.keys)
+        &self.table.rest.overflow
     }
 
     fn keys(&self) -> impl Iterator<Item = &Key> {
-        self.groups.iter().flat_map(Group::keys).chain(self.overflowing())
+        used_of(&self.table.groups, self.used).flat_map(Group::keys).chain(self.overflowing())
     }
 
     /// Those from a position on, in order.
@@ -155,12 +185,16 @@ impl Spread {
     /// it.
     #[inline]
     pub fn claim(&self, home: u64) {
-        self.groups[group_of(block(home))].claim();
+        let group = &self.table.groups[group_of(block(home))];
+        group.claim();
+        if group.is_full() {
+            self.table.rest.claim();
+        }
     }
 
     /// The logical block of a bucket that began there, and the encoded bytes, of each entry in order, before a split.
     pub fn layout(&self) -> Vec<(u64, usize)> {
-        self.groups.iter().for_each(Group::claim);
+        used_of(&self.table.groups, self.used).for_each(Group::claim);
         let mut all: Vec<(u64, usize)> = self.keys().map(|k| (k.block(), k.bytes())).collect();
         // those of one block are not parted: their order does not matter
         all.sort_unstable();
@@ -172,7 +206,7 @@ impl Spread {
     fn place(&self, block: u64, is: impl Fn(&Dentry) -> bool) -> Option<usize> {
         let g = group_of(block);
         let is = |k: &Key| k.block() == block && is(k.entry(self.kept()));
-        let group = &self.groups[g];
+        let group = &self.table.groups[g];
         if let Some(i) = group.0.iter().position(|k| !k.is_free() && is(k)) {
             return Some(g * WAYS + i);
         }
@@ -184,7 +218,7 @@ impl Spread {
 
     fn key(&self, place: usize) -> Option<&Key> {
         match place.checked_sub(GROUPS * WAYS) {
-            None => Some(&self.groups[place / WAYS].0[place % WAYS]).filter(|k| !k.is_free()),
+            None => Some(&self.table.groups[place / WAYS].0[place % WAYS]).filter(|k| !k.is_free()),
             Some(i) => self.overflowing().get(i),
         }
     }
@@ -202,8 +236,7 @@ impl Spread {
 
     /// [`Self::get`], to change all but its position and its name.
     pub fn get_mut(&mut self, place: usize) -> Option<&mut Dentry> {
-        let Self { groups, overflow, kept } = self;
-        let over = overflow.as_mut().map_or(&mut [][..], |o| &mut o.keys);
+        let Table { groups, rest: Rest { overflow: over, kept, .. } } = &mut *self.table;
         let kept = kept.as_ref().map_or(&[][..], |kept| kept);
         let key = match place.checked_sub(GROUPS * WAYS) {
             None => Some(&mut groups[place / WAYS].0[place % WAYS]).filter(|k| !k.is_free()),
@@ -242,12 +275,13 @@ impl Spread {
 
     fn put(&mut self, key: Key) -> usize {
         let g = group_of(key.block());
-        let places = &mut self.groups[g].0;
+        let places = &mut self.table.groups[g].0;
         if let Some(i) = places.iter().position(Key::is_free) {
             places[i] = key;
+            self.used |= 1 << g;
             return g * WAYS + i;
         }
-        let keys = &mut self.overflow.get_or_insert_default().keys;
+        let keys = &mut self.table.rest.overflow;
         keys.push(key);
         GROUPS * WAYS + keys.len() - 1
     }
@@ -257,22 +291,23 @@ impl Spread {
         let key = match place.checked_sub(GROUPS * WAYS) {
             None => {
                 let g = place / WAYS;
-                let was_full = self.groups[g].is_full();
-                let freed = &mut self.groups[g].0[place % WAYS];
+                let Table { groups, rest: Rest { overflow: over, .. } } = &mut *self.table;
+                let was_full = groups[g].is_full();
+                let freed = &mut groups[g].0[place % WAYS];
                 let key = std::mem::take(freed);
                 if key.is_free() {
                     return None;
                 }
-                if was_full && let Some(over) = &mut self.overflow {
+                if was_full {
                     // one that found no place has one now
-                    let next = over.keys.iter().position(|k| group_of(k.block()) == g);
-                    *freed = next.map_or_else(Key::default, |i| over.keys.swap_remove(i));
+                    let next = over.iter().position(|k| group_of(k.block()) == g);
+                    *freed = next.map_or_else(Key::default, |i| over.swap_remove(i));
                 }
                 key
             }
             Some(i) => {
-                let over = self.overflow.as_mut().filter(|o| i < o.keys.len())?;
-                over.keys.swap_remove(i)
+                let over = Some(&mut self.table.rest.overflow).filter(|over| i < over.len())?;
+                over.swap_remove(i)
             }
         };
         let kept = self.kept();
@@ -285,15 +320,21 @@ impl Spread {
     /// Keeps what lies before the first of the positions, which rise and are those of blocks, and gives what lies from each
     /// to the next. No entry is read or moved.
     pub fn split_at(&mut self, from: &[u64]) -> Vec<Self> {
-        let over = self.overflow.take().map_or_else(Vec::new, |o| o.keys);
-        let mut parts: Vec<Self> = from.iter().map(|_| Self::new(self.kept.clone())).collect();
+        let over = std::mem::take(&mut self.table.rest.overflow);
+        let mut parts: Vec<Self> = from.iter().map(|_| Self::new(self.table.rest.kept.clone())).collect();
         let starts: Vec<u64> = from.iter().map(|pos| block(*pos)).collect();
         let part_of = |k: &Key| starts.partition_point(|s| *s <= k.block()).checked_sub(1);
-        for place in self.groups.iter_mut().flat_map(|g| &mut g.0) {
-            if !place.is_free()
-                && let Some(part) = part_of(place)
-            {
-                parts[part].put(std::mem::take(place));
+        let used = self.used;
+        for (g, group) in self.table.groups.iter_mut().enumerate().filter(|(g, _)| used >> g & 1 != 0) {
+            for place in &mut group.0 {
+                if !place.is_free()
+                    && let Some(part) = part_of(place)
+                {
+                    parts[part].put(std::mem::take(place));
+                }
+            }
+            if group.keys().next().is_none() {
+                self.used &= !(1 << g);
             }
         }
         for key in over {
@@ -314,7 +355,7 @@ impl From<Sorted> for Spread {
             let e = &kept[slot];
             all.put(Key::new(e, slot as u64 + 1));
         }
-        all.kept = (!kept.is_empty()).then(|| Arc::new(kept));
+        all.table.rest.kept = (!kept.is_empty()).then(|| Arc::new(kept));
         all
     }
 }

@@ -267,6 +267,51 @@ fn a_directory_grows_to_buckets_and_goes_back_when_empty() {
     assert_eq!(disk, Disk::Inline(vec![]));
 }
 
+/// A name just before a place where a bucket could begin is changed beside others, unless one does begin there.
+#[test]
+fn a_name_near_a_border_is_opened_where_no_bucket_begins_there() {
+    let none: Load<'_> = &mut |_| panic!("all is loaded");
+    let mut d = DirIndex::new_empty();
+    let hash = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) & HASH_MAX;
+    for i in 1..=2000u64 {
+        d.insert(hash(i), dentry(format!("file{i}").as_bytes(), i), none).unwrap();
+    }
+    d.set_shared(true);
+    let firsts: Vec<u64> = d.buckets.iter().map(|b| b.0).collect();
+    assert!(firsts.len() > 8);
+    for first in &firsts[1..] {
+        assert!(d.open(first - HASH_PROBES).is_none() && d.open(first - 1).is_none());
+        assert!(d.open(first - HASH_PROBES - 1).is_some() && d.open(*first).is_some());
+        let other = first + (1 << 15);
+        assert!(!d.buckets.has(other));
+        let mut b = d.open(other - 1).unwrap();
+        let room = |b: &OpenBucket<'_>| b.room(b"near").unwrap();
+        assert!(b.find(b"near").is_none());
+        let by = b.insert(room(&b), dentry(b"near", 9));
+        // the next one stands behind the border
+        let by2 = b.insert(room(&b), dentry(b"behind", 10));
+        assert_eq!(
+            (b.find(b"near").map(|e| e.hash), b.find(b"behind").map(|e| e.hash)),
+            (Some(other - 1), Some(other))
+        );
+        drop(b);
+        d.opened_changed(by.entries + by2.entries, by.memory + by2.memory, by.first.as_slice());
+        for name in [&b"near"[..], b"behind"] {
+            assert!(d.remove(other - 1, name, none).unwrap().is_some());
+        }
+    }
+}
+
+/// What who changes one bucket looks at of the index lies in other cache lines than what is put together.
+#[test]
+fn counts_lie_behind_what_changers_look_at() {
+    use std::mem::offset_of;
+    let read = [offset_of!(DirIndex, buckets) + size_of::<Buckets>(), offset_of!(DirIndex, shared) + 1];
+    assert!(read.iter().all(|end| *end <= 64), "{read:?}");
+    let put = [offset_of!(DirIndex, dirty), offset_of!(DirIndex, count), offset_of!(DirIndex, memory)];
+    assert!(put.iter().all(|at| *at >= 64), "{put:?}");
+}
+
 #[test]
 fn hashes_with_one_prefix_cannot_be_split() {
     let none: Load<'_> = &mut |_| panic!("all is loaded");
