@@ -21,6 +21,7 @@ use rustix::io::{Errno, retry_on_intr};
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -535,6 +536,12 @@ impl Device for FileDevice {
 
     fn writable(&self) -> io::Result<Option<Arc<dyn Device>>> {
         if self.write { Ok(None) } else { Ok(Some(Arc::new(self.reopen()?))) }
+    }
+
+    fn block_device(&self) -> Option<(u32, u32)> {
+        let m = self.file.metadata().ok()?;
+        let number = if self.is_block_device { m.rdev() } else { m.dev() };
+        Some((rustix::fs::major(number), rustix::fs::minor(number)))
     }
 
     fn name(&self) -> String {

@@ -224,6 +224,9 @@ impl Device for SharedFlushes {
     fn remote(&self) -> Option<&dyn crate::Remote> {
         self.inner.remote()
     }
+    fn block_device(&self) -> Option<(u32, u32)> {
+        self.inner.block_device()
+    }
     fn name(&self) -> String {
         self.inner.name()
     }

@@ -149,6 +149,12 @@ pub trait Device: Send + Sync + std::fmt::Debug {
         None
     }
 
+    /// Major and minor number of the block device that it is, or that the file system of an image file is on; `None`: there is
+    /// none, or it is not known.
+    fn block_device(&self) -> Option<(u32, u32)> {
+        None
+    }
+
     /// What it is, for messages: a path, a URI, `memory`.
     fn name(&self) -> String;
 }

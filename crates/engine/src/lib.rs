@@ -25,6 +25,7 @@ mod lazy;
 pub mod mkfs;
 mod names;
 mod nodes;
+pub mod numa;
 // Bugs on purpose, and what they are called: for test programs.
 #[doc(hidden)]
 pub mod planted;

@@ -1,5 +1,6 @@
 //! Types of the library API.
 
+use crate::numa::Numa;
 use braidfs_format::dentry::Dentry;
 pub use braidfs_format::domain::JournalMode;
 pub use braidfs_format::file_kind::FileKind;
@@ -374,6 +375,8 @@ pub struct MountOptions {
     /// Directories that do not lie in their inode record count as changed by several threads, from the first change of a
     /// transaction on, also where one thread changes them ([`crate::Volume::changed_beside`]); for tests.
     pub share_dirs: bool,
+    /// Placement of memory and threads by NUMA node.
+    pub numa: Numa,
     /// Where time comes from; tests set their own.
     pub clock: Option<fn() -> Timestamp>,
     /// Where that comes from by which tenants' rates are measured: since any moment, never back.
@@ -406,6 +409,7 @@ impl Default for MountOptions {
             recovery_threads: 0,
             falling: false,
             share_dirs: false,
+            numa: Numa::Auto,
             clock: None,
             rate_clock: None,
             processor_clock: None,
@@ -555,6 +559,8 @@ pub struct DomainInfo {
     pub tenant: Option<String>,
     /// How it uses its journal: `ordered`, `data`, or `scratch` for not at all; `None`: as the mount says.
     pub journal_mode: Option<&'static str>,
+    /// Number of the NUMA node that its pages and the threads that work for it are placed on, where there are several.
+    pub numa_node: Option<u32>,
     /// Why it is read-only, if it is.
     pub failed: Option<String>,
 }

@@ -51,6 +51,7 @@ mod metadata;
 mod options;
 mod pinned;
 
+pub use braidfs::numa::Numa;
 pub use braidfs::{
     Advice, AtimeMode, Attr, DataMode, Error as VolumeError, FallocMode, FileKind, InodeNo, MkfsOptions, MountOptions,
     Overwrite, Piece, Placement, RenameMode, SetAttr, SetTime, StatFs, Ticket, Timestamp, Volume, XattrMode,

@@ -1,6 +1,7 @@
 //! How to open volumes and files.
 
 use crate::{Error, File, Fs, MkfsOptions, MountOptions, Result};
+use braidfs::numa::Numa;
 use braidfs::{AtimeMode, DataMode, OpenHow, Overwrite, Placement};
 use std::path::Path;
 use std::time::Duration;
@@ -59,7 +60,7 @@ impl Options {
     }
 
     /// Options as text, in the words of mount.braidfs(8): `ro`, `noatime`, `relatime`, `strictatime`, `nodiratime`,
-    /// `lazytime`, `discard`, `nodefrag`, `commit=SECONDS`, `data=ordered|journal|writeback`, `overwrite=auto|log`, `cache=BYTES`, and `readahead=BYTES`, which a mount leaves to the kernel (1M; 0: none); and
+    /// `lazytime`, `discard`, `nodefrag`, `commit=SECONDS`, `data=ordered|journal|writeback`, `overwrite=auto|log`, `cache=BYTES`, `numa=auto|off`, and `readahead=BYTES`, which a mount leaves to the kernel (1M; 0: none); and
     /// `uid=`, `gid=`, `umask=OCTAL`. What comes later wins.
     ///
     /// ```
@@ -98,6 +99,9 @@ impl Options {
                 ("overwrite", Some("log")) => m.overwrite = Overwrite::Log,
                 ("overwrite", Some(_)) => return Err("auto or log"),
                 ("cache", Some(v)) => m.cache_bytes = bytes(v)?,
+                ("numa", Some("auto")) => m.numa = Numa::Auto,
+                ("numa", Some("off")) => m.numa = Numa::Off,
+                ("numa", Some(_)) => return Err("auto or off"),
                 ("readahead", Some(v)) => m.readahead = bytes(v)?,
                 ("uid", Some(v)) => all.owner.0 = v.parse().map_err(|_| "a number")?,
                 ("gid", Some(v)) => all.owner.1 = v.parse().map_err(|_| "a number")?,

@@ -1,6 +1,6 @@
 //! The calls by path and by handle, what they answer and refuse.
 
-use braidfs_fs::{Error, FileKind, Fs, OpenOptions, Options, RenameMode, XattrMode};
+use braidfs_fs::{Error, FileKind, Fs, Numa, OpenOptions, Options, RenameMode, XattrMode};
 use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
@@ -238,12 +238,25 @@ fn an_abandoned_volume_has_what_was_synced() {
 
 #[test]
 fn options_are_text() {
-    for bad in ["x", "ro=1", "commit", "commit=-1", "data=x", "umask=8", "umask=1000", "cache=99999999999T", "cache=é"]
-    {
+    for bad in [
+        "x",
+        "ro=1",
+        "commit",
+        "commit=-1",
+        "data=x",
+        "umask=8",
+        "umask=1000",
+        "cache=99999999999T",
+        "cache=é",
+        "numa=1",
+        "numa",
+    ] {
         assert_eq!(kind(Options::parse(bad)), ErrorKind::InvalidInput, "{bad}");
     }
     let o = Options::parse("ro,,rw,uid=3,gid=4,data=journal,overwrite=log,cache=1G").unwrap();
     assert_eq!((o.mount.read_only, o.owner, o.mount.cache_bytes), (false, (3, 4), 1 << 30));
+    let numa = |text| Options::parse(text).unwrap().mount.numa;
+    assert!(matches!((numa("numa=off"), numa("numa=off,numa=auto")), (Numa::Off, Numa::Auto)));
     assert!(braidfs_fs::parse_mkfs("label=a,domains=2,group-size=4M,inline=0,data-checksums").is_ok());
     assert_eq!(kind(braidfs_fs::parse_mkfs("inline=1M")), ErrorKind::InvalidInput);
 }

@@ -209,6 +209,9 @@ impl Device for Member {
     fn writable(&self) -> io::Result<Option<Arc<dyn Device>>> {
         self.with(|d| d.writable())
     }
+    fn block_device(&self) -> Option<(u32, u32)> {
+        self.inner.read().as_ref().and_then(|d| d.block_device())
+    }
     fn name(&self) -> String {
         self.name.clone()
     }

@@ -128,6 +128,10 @@ impl Device for OverlayDevice {
         self.through.get().map_or(Ok(()), |device| device.discard(block, blocks))
     }
 
+    fn block_device(&self) -> Option<(u32, u32)> {
+        self.base.block_device()
+    }
+
     fn name(&self) -> String {
         self.base.name()
     }

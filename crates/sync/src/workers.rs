@@ -6,6 +6,7 @@
 //! item decides nothing: results come in the order of items, and of several errors the first one counts, as if the items had
 //! been done one after the other.
 
+use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::Builder;
@@ -15,6 +16,20 @@ use std::thread::Builder;
 pub fn cpus() -> usize {
     static CPUS: OnceLock<usize> = OnceLock::new();
     *CPUS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
+thread_local! {
+    static OWN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread was started for a volume's work ([`become_own`]): it may be told where to run.
+pub fn is_own() -> bool {
+    OWN.get()
+}
+
+/// The calling thread was started for a volume's work, and will do no other.
+pub fn become_own() {
+    OWN.set(true);
 }
 
 /// So many threads, the caller's included.
@@ -127,6 +142,7 @@ impl Workers {
                 .into_iter()
                 .map_while(|place| {
                     let run = move || {
+                        become_own();
                         let _place = place;
                         work()
                     };

@@ -185,7 +185,7 @@ fn report(volume: &Volume, in_use: bool, mounted_on: Option<PathBuf>) -> Report 
     }
 }
 
-/// Of a domain, with the tenant that has it and how that uses its journal.
+/// Of a domain, with the tenant that has it, how that uses its journal, and where it is placed.
 fn state(d: &DomainInfo) -> String {
     let mut state = d.failed.as_deref().map_or_else(|| "good".into(), |why| format!("read-only: {why}"));
     if let Some(name) = &d.tenant {
@@ -195,6 +195,9 @@ fn state(d: &DomainInfo) -> String {
         Some("scratch") => state += ", no journal: empty after a crash",
         Some(mode) => state += &format!(", journal mode {mode}"),
         None => {}
+    }
+    if let Some(node) = d.numa_node {
+        state += &format!(", NUMA node {node}");
     }
     state
 }

@@ -9,6 +9,7 @@ use crate::cmd::umount::is_braidfs;
 use crate::cmd::{remount, tenant};
 use crate::failure::{Failure, Outcome, host_error, mount_code};
 use crate::{mounted, mountinfo, notify, open};
+use braidfs::numa::Numa;
 use braidfs::store::super_io::{read_one, read_super};
 use braidfs::{MountOptions, Volume};
 use braidfs_device::{
@@ -41,13 +42,15 @@ const LOCKS_WAIT: Duration = Duration::from_secs(10);
     ro rw remount relatime noatime strictatime nodiratime lazytime sync dirsync suid nosuid dev nodev exec noexec\n  \
     nosymfollow allow_other commit=SECONDS data=MODE overwrite=HOW cache=SIZE threads=N fuseblk=WHEN latency=WHAT\n  \
      transport=HOW metrics=WHERE slow=MS discard nodiscard nodefrag fileflags private user_xattr cache=back cache=through\n  \
-     supervise[=TIMES/SECONDS] tenant=NAME\n\
+     supervise[=TIMES/SECONDS] tenant=NAME numa=HOW\n\
     mount.braidfs(8) has the table of all, and what a remount does with each.\n\n\
     discard: free space of 2 MiB and more is discarded (TRIM, hole punch) as it becomes free; without it, fstrim does\n\
     that when it is called.\n\n\
     overwrite=auto (default): an fsync of changed blocks writes them where they lie, where that costs less, and from then\n\
     on commits do, too, unless the volume has data checksums or is mounted with data=journal; log: always elsewhere, so\n\
     that a crash leaves all of them or none.\n\n\
+    numa=auto (default): where the machine has several NUMA nodes, pages of a domain have memory of one of them, and its\n\
+    background threads run there: at the node of its device, or in turn; off: neither.\n\n\
     private: for the mounting user alone, without permissions, ACLs and extended attributes; cache=through: each write\n\
     goes to the server at once. Both save requests: mounted.md says what they give up.\n\n\
     latency=auto (default): a process that alone sends many small requests is served on its own CPU\n\
@@ -252,6 +255,7 @@ fn volume_options(spec: &MountSpec, default_commit: Duration) -> MountOptions {
         paced_above: true,
         discard: spec.discard,
         defragment: !spec.nodefrag,
+        numa: if spec.numa_off { Numa::Off } else { Numa::Auto },
         ..MountOptions::default()
     }
 }

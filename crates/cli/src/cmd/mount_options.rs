@@ -57,6 +57,8 @@ pub struct MountSpec {
     pub data: Option<DataMode>,
     /// Where overwrites go (`overwrite=`).
     pub overwrite: Overwrite,
+    /// `numa=off`: nothing is placed by NUMA node.
+    pub numa_off: bool,
     /// `cache=`, bytes; 0: by the machine.
     pub cache_bytes: u64,
     /// `threads=`; 0: one per CPU.
@@ -202,6 +204,13 @@ impl MountSpec {
                     "auto" => Overwrite::Auto,
                     "log" => Overwrite::Log,
                     _ => return Err("use auto or log".into()),
+                }
+            }
+            "numa" => {
+                self.numa_off = match need()? {
+                    "auto" => false,
+                    "off" => true,
+                    _ => return Err("use auto or off".into()),
                 }
             }
             // For mount(8), systemd and others, not for us. With a name, `user` is what mount(8) keeps of who mounted.
@@ -423,6 +432,8 @@ mod tests {
         assert_eq!(spec("commit=0").unwrap().commit, None);
         assert_eq!(spec("latency=off,latency=low").unwrap().latency, Latency::Low);
         assert_eq!(spec("transport=ring").unwrap().transport, Transport::Ring);
+        assert_eq!(["numa=off", "numa=off,numa=auto", ""].map(|o| spec(o).unwrap().numa_off), [true, false, false]);
+        assert!(spec("numa=0").unwrap_err().contains("auto or off"));
         assert!(spec("user,exec").is_ok_and(|s| !s.noexec && s.suid == Some(false)));
         assert!(spec("user=jane").is_ok_and(|s| s.noexec));
         assert!(MountSpec::parse(["ro,sync", "async", "dirsync"], false).is_ok_and(|s| s.read_only && !s.sync));

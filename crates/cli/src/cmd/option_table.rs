@@ -113,6 +113,14 @@ pub const TABLE: &[Row] = &[
         "Memory for data and metadata, a quarter of the machine's without.",
     ),
     row(
+        &["numa=auto", "numa=off"],
+        How::Taken,
+        Again::Ignored,
+        "auto, the default: where the process may use several NUMA nodes, each domain has one, that of its device or else in \
+         turn: memory for its pages comes from there first, and background threads that work for it run on its CPUs. off: \
+         the kernel decides.",
+    ),
+    row(
         &["fileflags", "opens"],
         How::Taken,
         Again::Ignored,

@@ -300,6 +300,8 @@ pub(super) fn parse_number(number: &str) -> Result<Limit, String> {
 struct Report {
     name: String,
     domain: u32,
+    /// Number of the NUMA node that this is placed on; none: there is one.
+    numa_node: Option<u32>,
     /// Number of the root directory.
     root: u64,
     /// Most bytes that it may use, if there is a limit.
@@ -401,6 +403,7 @@ impl From<TenantInfo> for Report {
         Self {
             name: t.name,
             domain: t.domain,
+            numa_node: t.numa_node,
             root: t.root,
             space: t.space,
             used: t.used,
@@ -553,8 +556,9 @@ fn tell(t: &Report, json: bool) -> Outcome {
     let most = t.space.map_or_else(|| "no limit".into(), |n| format!("{} at most", text::size(n)));
     let of = t.inodes_max.map_or_else(String::new, |n| format!(" of {n}"));
     let failed = if t.failed { ", read-only after an error" } else { "" };
+    let node = t.numa_node.map_or_else(String::new, |n| format!(" at NUMA node {n}"));
     crate::say(format_args!(
-        "{}: domain {}, {} used, {most}, {}{of} inodes{failed}",
+        "{}: domain {}{node}, {} used, {most}, {}{of} inodes{failed}",
         t.name,
         t.domain,
         text::size(t.used),

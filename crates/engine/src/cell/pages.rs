@@ -17,6 +17,7 @@ pub mod locks;
 pub mod shared;
 
 use super::frames::Frame;
+use super::frames::pool::Home;
 use braidfs_format::BLOCK_BYTES;
 use locks::{Locks, PAGES};
 use std::collections::BTreeMap;
@@ -28,17 +29,17 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub struct Page(Frame);
 
 impl Page {
-    /// A page of zeros.
-    pub fn zeroed() -> Self {
-        Self(Frame::zeroed())
+    /// A page of zeros, with memory from `home` if possible.
+    pub fn zeroed(home: Home) -> Self {
+        Self(Frame::zeroed(home))
     }
 
-    /// The first block of `bytes`; what is missing to a whole block is zeros.
-    pub fn from_slice(bytes: &[u8]) -> Self {
+    /// The first block of `bytes`; what is missing to a whole block is zeros. With memory from `home` if possible.
+    pub fn from_slice(bytes: &[u8], home: Home) -> Self {
         if let Some(whole) = bytes.first_chunk::<BLOCK_BYTES>() {
-            return Self(Frame::copy_of(whole));
+            return Self(Frame::copy_of(whole, home));
         }
-        let mut p = Self::zeroed();
+        let mut p = Self::zeroed(home);
         p.write(0, bytes);
         p
     }
@@ -69,6 +70,12 @@ impl Page {
     /// Whether nobody shares the bytes: no I/O, and no reader that has the page pinned.
     pub fn is_alone(&self) -> bool {
         self.0.is_alone()
+    }
+
+    /// Where its memory came from.
+    #[cfg(test)]
+    pub fn home(&self) -> Home {
+        self.0.home()
     }
 
     /// Whether both are one buffer: nobody has changed one since it was cloned from the other.
@@ -560,12 +567,12 @@ mod tests {
     }
 
     fn page(b: u8) -> Page {
-        Page::from_slice(&[b; BLOCK_BYTES])
+        Page::from_slice(&[b; BLOCK_BYTES], Home::ANYWHERE)
     }
 
     #[test]
     fn pages_are_aligned_and_copied_on_write() {
-        let a = Page::from_slice(b"abc");
+        let a = Page::from_slice(b"abc", Home::ANYWHERE);
         assert_eq!(a.as_ptr() as usize % BLOCK_BYTES, 0);
         assert_eq!((&a[..4], a[4095]), (b"abc\0".as_slice(), 0));
         let mut b = a.clone();

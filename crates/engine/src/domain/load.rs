@@ -204,7 +204,7 @@ impl Domain {
             self.store.read(p.addr, &mut buf)?;
             self.check_sums(cell, f, at, &buf)?;
             for block in buf.chunks(BLOCK_BYTES) {
-                let mut page = Page::from_slice(block);
+                let mut page = Page::from_slice(block, self.place.home());
                 // a write in place that no transaction carried may have left bytes behind the end of the file
                 let start = at * BLOCK_BYTES as u64;
                 if size < start + BLOCK_BYTES as u64 {

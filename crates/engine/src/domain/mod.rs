@@ -33,6 +33,7 @@ mod orphans;
 mod out;
 pub mod peers;
 mod pile;
+pub mod placed;
 pub mod quiesce;
 pub mod recover;
 pub mod recovered;
@@ -114,6 +115,8 @@ pub struct Domain {
     pub id: DomainId,
     /// The volume's devices.
     pub store: Arc<Store>,
+    /// Where it belongs.
+    pub place: placed::Place,
     /// Common to all domains.
     pub shared: Arc<Shared>,
     /// Its groups, segments and logs.
@@ -292,9 +295,11 @@ impl Domain {
         let short = (journal.blocks() as usize * 4096 / SHORT_PART).min(pinned_max / 4);
         let helpers_max = if ablation::is_on(Switch::Leader) { 0 } else { shared.cpus };
         let tx = Arc::new(Tx::new(first_tx, short));
+        let place = placed::place_of(shared.numa.as_ref(), id, &store, || space.groups());
         Self {
             id,
             store,
+            place,
             memory,
             ahead: Line::default(),
             shared,
@@ -360,6 +365,13 @@ impl Domain {
     /// Whether something changed in the running transaction.
     pub fn has_changes(&self) -> bool {
         !self.gate.read().is_empty()
+    }
+    /// A thread of the volume's own begins to work for the domain: it runs on the CPUs of the domain's node from now on. Others stay
+    /// where they are, and so does everybody where there is one node.
+    pub fn run_near(&self) {
+        if let Some(nodes) = &self.shared.numa {
+            nodes.come_near(self.place);
+        }
     }
     /// Why the domain is read-only, if it is.
     pub fn failed(&self) -> Option<&str> {
@@ -560,6 +572,7 @@ impl Domain {
             defragmented_blocks: self.counters.defragmented.load(Ordering::Relaxed),
             tenant: self.tenant_root().and_then(|_| self.binding()).map(|b| b.name),
             journal_mode: self.journal_mode().map(braidfs_format::domain::JournalMode::name),
+            numa_node: self.place.node(),
             failed: self.failed().map(str::to_owned),
         }
     }

@@ -238,7 +238,7 @@ impl Domain {
         if let Some(b) = f.inline.take()
             && !b.is_empty()
         {
-            let mut p = Page::zeroed();
+            let mut p = Page::zeroed(self.place.home());
             p.write(0, &b);
             f.pages.put_dirty(0, p);
             self.memory.add(1, 1);

@@ -1,6 +1,7 @@
 //! What is the volume's and no domain's: options, clock, counters of memory, marks of its life.
 
 use super::memory::Looks;
+use super::placed::Nodes;
 use crate::budget::Budget;
 use crate::cell::dir::OpenBucket;
 use crate::cell::{DirBody, State};
@@ -42,6 +43,8 @@ pub struct Shared {
     pub inline_max: usize,
     /// CPUs that the process may use.
     pub cpus: usize,
+    /// NUMA nodes that the domains are placed on, where there are several.
+    pub numa: Option<Nodes>,
     /// When threads look at what the caches take.
     pub looks: Arc<Looks>,
     /// Free blocks of groups that no domain owns.
@@ -81,6 +84,7 @@ impl Shared {
             data_sums: sb.incompat.get() & INCOMPAT_DATA_SUMS != 0,
             inline_max: usize::from(sb.inline_max.get()),
             cpus: braidfs_sync::workers::cpus(),
+            numa: Nodes::new(&options),
             looks: Arc::new(Looks::new(options.cache_bytes)),
             table_bytes: options.cache_bytes / TABLES_PART / u64::from(sb.domains.get().max(1)),
             unclaimed: AtomicU64::new(0),

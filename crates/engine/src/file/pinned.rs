@@ -8,6 +8,7 @@
 
 use super::PAGE;
 use crate::cell::extents::ExtentMap;
+use crate::cell::frames::pool::Home;
 use crate::cell::pages::Page;
 use crate::cell::pages::shared::View;
 use crate::cell::{Body, Cell, State};
@@ -144,12 +145,12 @@ fn clip(st: &State, offset: u64, len: usize) -> (usize, Range<u64>) {
 }
 
 /// The only piece of a file whose content is in its inode: a copy, since that has no page.
-fn collect_inline(content: &[u8], offset: u64, n: usize, pieces: &mut Vec<Piece>) {
+fn collect_inline(content: &[u8], home: Home, offset: u64, n: usize, pieces: &mut Vec<Piece>) {
     pieces.clear();
     if n > 0 {
         // what the content is shorter than the file is zeros; both end within the first page
         let at = offset as usize;
-        pieces.push(Piece::new(Some(Page::from_slice(content)), at..at + n));
+        pieces.push(Piece::new(Some(Page::from_slice(content, home)), at..at + n));
     }
 }
 
@@ -163,7 +164,7 @@ impl MountedVolume {
         count: &mut Count,
         f: impl Fn(&State) -> R,
     ) -> Result<(usize, Vec<Piece>, R)> {
-        let memory = &self.dom(c.domain).memory;
+        let (memory, home) = (&self.dom(c.domain).memory, self.dom(c.domain).place.home());
         let mut pieces = Vec::new();
         loop {
             let missing = {
@@ -173,7 +174,7 @@ impl MountedVolume {
                 let Body::File(file) = &st.body else { return Err(Error::Invalid("not a regular file")) };
                 let missing = match &file.inline {
                     Some(content) => {
-                        collect_inline(content, offset, n, &mut pieces);
+                        collect_inline(content, home, offset, n, &mut pieces);
                         None
                     }
                     None if n == 0 => None,

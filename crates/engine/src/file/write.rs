@@ -5,6 +5,7 @@
 
 use super::reserve::Reserve;
 use super::{PAGE, SIZE_MAX};
+use crate::cell::frames::pool::Home;
 use crate::cell::pages::Page;
 use crate::cell::{Body, Cell, FileBody, State};
 use crate::domain::Domain;
@@ -63,8 +64,8 @@ fn end_of_overwrite(d: &Domain, st: &State, offset: u64, len: usize) -> Option<u
     (ours && f.inline.is_none() && !f.map.is_full()).then_some(end)
 }
 
-/// Puts bytes into the pages of a file; how many pages are new, and how many were not dirty before.
-fn write_pages(f: &mut FileBody, offset: u64, data: &[u8]) -> (usize, usize) {
+/// Puts bytes into the pages of a file, new ones with memory from `home`; how many pages are new, and how many were not dirty before.
+fn write_pages(f: &mut FileBody, home: Home, offset: u64, data: &[u8]) -> (usize, usize) {
     let (mut done, mut new_pages, mut new_dirty) = (0, 0, 0);
     while done < data.len() {
         let at = offset + done as u64;
@@ -74,7 +75,7 @@ fn write_pages(f: &mut FileBody, offset: u64, data: &[u8]) -> (usize, usize) {
         match f.pages.write(lblk, from, bytes) {
             Some(fresh) => new_dirty += usize::from(fresh),
             None => {
-                let mut p = if k == PAGE as usize { Page::from_slice(bytes) } else { Page::zeroed() };
+                let mut p = if k == PAGE as usize { Page::from_slice(bytes, home) } else { Page::zeroed(home) };
                 if k < PAGE as usize {
                     p.write(from, bytes);
                 }
@@ -244,7 +245,7 @@ impl MountedVolume {
             return Ok(Some(Wrote { offset, bytes: n, dirty: 0 }));
         }
         d.uninline(f);
-        let (new_pages, new_dirty) = write_pages(f, offset, &data[..n]);
+        let (new_pages, new_dirty) = write_pages(f, d.place.home(), offset, &data[..n]);
         if f.writers.are_several() {
             f.pages.share(offset / PAGE, (end - 1) / PAGE);
         }

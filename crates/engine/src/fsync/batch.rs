@@ -157,6 +157,7 @@ impl MountedVolume {
             let write = |(d, batches): (DomainId, _)| -> Box<dyn FnOnce() -> Result<Fits> + Send> {
                 let d = self.dom(d).clone();
                 Box::new(move || {
+                    d.run_near();
                     let _spending = d.shared.spend(&d.budget);
                     d.write_batches(batches)
                 })

@@ -45,7 +45,9 @@ impl<T> Parts<T> {
 impl Committers {
     /// For a volume of so many domains.
     pub fn new(domains: usize) -> Self {
-        Self(Pool::new("braidfs-commit", domains.saturating_sub(1).min(THREADS_MAX)))
+        let mut pool = Pool::new("braidfs-commit", domains.saturating_sub(1).min(THREADS_MAX));
+        pool.own = true;
+        Self(pool)
     }
 
     /// Does all `parts`, and returns what they return, in their order. The first one is done here, and so are those that no

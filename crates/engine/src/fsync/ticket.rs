@@ -2,8 +2,7 @@
 //! stall behind an fsync.
 
 use crate::error::Result;
-use braidfs_sync::phases;
-use braidfs_sync::{Condvar, Mutex, rank};
+use braidfs_sync::{Condvar, Mutex, phases, rank, workers};
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use std::io;
 use std::pin::Pin;
@@ -144,6 +143,8 @@ pub(crate) struct Pool {
     jobs: Option<Sender<Job>>,
     queue: Receiver<Job>,
     most: usize,
+    /// What is done is one domain's at a time: a thread may run where that belongs ([`crate::domain::Domain::run_near`]).
+    pub(super) own: bool,
     /// Jobs that wait or run.
     pending: Arc<AtomicUsize>,
     threads: Mutex<Vec<JoinHandle<()>>, rank::SyncThreads>,
@@ -156,7 +157,16 @@ impl Pool {
     pub fn new(name: &'static str, most: usize) -> Self {
         let (jobs, queue) = unbounded::<Job>();
         let spawn: Spawn = |b, f| b.spawn(f);
-        Self { name, jobs: Some(jobs), queue, most, pending: Arc::default(), threads: Mutex::default(), spawn }
+        Self {
+            name,
+            jobs: Some(jobs),
+            queue,
+            most,
+            own: false,
+            pending: Arc::default(),
+            threads: Mutex::default(),
+            spawn,
+        }
     }
 
     /// Runs `f` on one of the threads.
@@ -218,9 +228,12 @@ impl Pool {
         if threads.len() >= self.most.min(waiting) {
             return Ok(());
         }
-        let (queue, pending) = (self.queue.clone(), self.pending.clone());
+        let (queue, pending, own) = (self.queue.clone(), self.pending.clone(), self.own);
         let name = format!("{}-{}", self.name, threads.len());
         let work = move || {
+            if own {
+                workers::become_own();
+            }
             run_anywhere();
             for job in queue {
                 job();

@@ -7,7 +7,7 @@ use super::tidy::Quiet;
 use crate::cell::frames;
 use crate::error::{Error, Result};
 use braidfs_format::BLOCK_BYTES;
-use braidfs_sync::{Condvar, Mutex, rank};
+use braidfs_sync::{Condvar, Mutex, rank, workers};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -45,7 +45,7 @@ impl Background {
         let mut b = Self { stop: stop.clone(), threads: Vec::new() };
         // a thread per domain up to the CPUs, so that domains commit and checkpoint side by side; where they may be on
         // different devices one each, so that none waits for another's
-        let cpus = braidfs_sync::workers::cpus();
+        let cpus = workers::cpus();
         let started = Instant::now();
         let n = if mounted.store.devices() > 1 { usize::MAX } else { cpus }.clamp(1, mounted.domains.len());
         for t in 0..n {
@@ -104,6 +104,7 @@ impl Drop for Background {
 
 /// The work of thread `t` of `n`, which began at `started`: domains `t`, `t + n`, …
 fn run(mounted: &MountedVolume, stop: &Stop, started: Instant, (t, n): (usize, usize)) {
+    workers::become_own();
     let (mut last_commit, mut last_look) = (Instant::now(), Instant::now());
     let mut quiet = Quiet::default();
     loop {
@@ -128,6 +129,7 @@ fn run(mounted: &MountedVolume, stop: &Stop, started: Instant, (t, n): (usize, u
             if d.failed().is_some() {
                 continue;
             }
+            d.run_near();
             // errors fail the domain, which says so in the log
             let gains = d.commit_gains();
             if !d.keeps_journal() {

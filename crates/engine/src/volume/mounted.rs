@@ -210,7 +210,10 @@ impl MountedVolume {
             _ => {
                 let commit = |(d, t): (DomainId, TxId)| -> Box<dyn FnOnce() -> Result<()> + Send> {
                     let d = self.dom(d).clone();
-                    Box::new(move || d.commit_upto(t))
+                    Box::new(move || {
+                        d.run_near();
+                        d.commit_upto(t)
+                    })
                 };
                 let parts = todo.into_iter().copied().map(commit).collect();
                 self.committers.side_by_side(parts).into_iter().fold(Ok(()), Result::and)

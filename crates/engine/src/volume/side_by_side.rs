@@ -130,7 +130,10 @@ impl<'m> Steps<'m> {
         let one = |i: usize| {
             // each is taken once
             let taken: Option<(&'m Domain, A)> = going[i].lock().take();
-            Ok::<_, Error>(taken.map(|(d, a)| f(d, a).map(|b| (d, b))))
+            Ok::<_, Error>(taken.map(|(d, a)| {
+                d.run_near();
+                f(d, a).map(|b| (d, b))
+            }))
         };
         let mut on = Vec::with_capacity(going.len());
         match self.mounted.shared.workers.each(going.len(), grain(&self.mounted.store, going.len()), one) {

@@ -79,6 +79,8 @@ pub struct Tenant {
     pub root: InodeNo,
     /// Number of the domain that it is bound to.
     pub domain: DomainId,
+    /// Number of the NUMA node that this is placed on, where there are several.
+    pub numa_node: Option<u32>,
     /// What it may use.
     pub budget: TenantBudget,
     /// Bytes of data and metadata that it uses, or has reserved.
@@ -455,6 +457,7 @@ impl MountedVolume {
             name: b.name,
             root: b.root.ino,
             domain: d.id,
+            numa_node: d.place.node(),
             used: bytes(d.space.used()),
             inodes: d.inodes.used_and_limit().0,
             cached: d.cached_bytes(),

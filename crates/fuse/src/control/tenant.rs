@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 pub(crate) const TENANT: u32 = 0xc400_bf08;
 
 /// Bytes of a file name, or of the reason why not.
-pub(crate) const TENANT_TEXT: usize = 640;
+pub(crate) const TENANT_TEXT: usize = 632;
 
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
@@ -46,6 +46,9 @@ pub(crate) struct TenantArg {
     pub serving: [u64; 2],
     /// Name of the directory; of the answer why not.
     pub text: [u8; TENANT_TEXT],
+    // what follows was text before domains were placed: zeros of who does not know it
+    /// Of the answer: number of the NUMA node that its domain is placed on, plus 1; 0: there is one.
+    pub numa_node: u64,
     // what follows was text before there were rates: zeros of who does not know it
     /// In the order of [`braidfs::format::domain::TENANT_RATES`], each with its burst; 0: no limit, a tenth of a second's.
     pub rates: [[u64; 2]; 4],
@@ -136,6 +139,8 @@ pub struct TenantInfo {
     pub root: u64,
     /// Number of its domain.
     pub domain: u32,
+    /// Number of the NUMA node that this is placed on, where there are several.
+    pub numa_node: Option<u32>,
     /// Most bytes that it may use, if there is a limit.
     pub space: Option<u64>,
     /// Bytes that it uses.
@@ -315,8 +320,9 @@ impl TenantArg {
         DeviceSet::from_bits(self.devices.into())
     }
 
-    /// Tells of processor time and devices.
+    /// Tells of processor time and devices, and of the NUMA node.
     pub fn tell_serving(&mut self, t: &Tenant) {
+        self.numa_node = t.numa_node.map_or(0, |n| u64::from(n) + 1);
         self.serving = rate_number(t.budget.serving);
         self.devices = devices_number(t.budget.devices);
         let Elsewhere { groups, bytes, journal, crowded, .. } = t.elsewhere;
@@ -327,6 +333,11 @@ impl TenantArg {
         self.served_waits = u32::try_from(t.served.waits).unwrap_or(u32::MAX);
         self.served_waited = u32::try_from(t.served.waited.as_millis()).unwrap_or(u32::MAX);
         self.mode |= KNOWS_SERVING;
+    }
+
+    /// The number of the NUMA node in it.
+    pub fn numa_node(&self) -> Option<u32> {
+        self.numa_node.checked_sub(1)?.try_into().ok()
     }
 
     /// The limits of memory in it.
@@ -470,6 +481,7 @@ fn tenant(dir: &File, mut arg: TenantArg) -> io::Result<TenantInfo> {
             name: text(&arg.name),
             root: arg.root,
             domain: arg.domain,
+            numa_node: arg.numa_node(),
             space: Some(arg.space).filter(|n| *n > 0),
             used: arg.used,
             inodes: arg.inodes,

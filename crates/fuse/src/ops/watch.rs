@@ -280,6 +280,7 @@ fn domain(d: DomainInfo, restricted: bool) -> Domain {
         checkpoints: d.checkpoints,
         fast_syncs: d.fast_syncs,
         cleaned_blocks: d.cleaned_blocks,
+        numa_node: d.numa_node,
         failed: d.failed.map(|why| if restricted { String::new() } else { why }),
         latency: Latency::default(),
     }
@@ -294,6 +295,49 @@ fn pid_namespace() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::TenantArg;
+    use braidfs::device::{Device, MemDevice};
+    use braidfs::numa::{Allowed, Binder, Numa, Topology};
+    use braidfs::{Cred, InodeNo, MkfsOptions, MountOptions, TenantBudget, Volume};
+
+    #[derive(Debug)]
+    struct Nobody;
+
+    impl Binder for Nobody {
+        fn bind_memory(&self, _at: usize, _bytes: usize, _node: u32) -> std::io::Result<()> {
+            Ok(())
+        }
+        fn bind_thread(&self, _cpus: &[u32]) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn where_a_domain_is_placed_is_told_where_there_are_several_nodes() {
+        let sysfs = tempfile::tempdir().unwrap();
+        for n in [0, 3] {
+            let node = sysfs.path().join(format!("devices/system/node/node{n}"));
+            std::fs::create_dir_all(&node).unwrap();
+            std::fs::write(node.join("cpulist"), format!("{n}")).unwrap();
+            std::fs::write(node.join("meminfo"), format!("Node {n} MemTotal: 1024 kB")).unwrap();
+        }
+        let topology = Topology::read(sysfs.path(), &Allowed::default());
+        let given = Numa::Given { topology, binder: Arc::new(Nobody) };
+        for (numa, told) in [(given, [Some(0), Some(3), Some(0)]), (Numa::Off, [None; 3])] {
+            let device: Arc<dyn Device> = Arc::new(MemDevice::new(16_384));
+            let o = MkfsOptions { domains: Some(2), group_bytes: Some(4 << 20), ..MkfsOptions::default() };
+            braidfs::mkfs::format(std::slice::from_ref(&device), &o).unwrap();
+            let v = Volume::mount(vec![device], MountOptions { numa, ..MountOptions::default() }).unwrap();
+            let me = Cred::root();
+            let t = v.tenant_create(InodeNo::ROOT, b"t", 0o755, "t", TenantBudget::default(), &me).unwrap();
+            let domains: Vec<Domain> = v.domains().into_iter().map(|d| domain(d, true)).collect();
+            assert_eq!(domains.iter().map(|d| d.numa_node).collect::<Vec<_>>(), told);
+            let mut arg = TenantArg::new_zeroed();
+            arg.tell_serving(&t);
+            assert_eq!((arg.numa_node(), t.numa_node), (told[usize::from(t.domain.0)], t.numa_node));
+            v.unmount().unwrap();
+        }
+    }
 
     #[test]
     fn the_last_samples_are_kept_each_for_those_it_was_made_for() {

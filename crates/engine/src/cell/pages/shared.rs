@@ -146,6 +146,7 @@ impl View<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cell::frames::pool::Home;
     use std::sync::atomic::AtomicBool;
 
     const PAGE: u64 = BLOCK_BYTES as u64;
@@ -153,7 +154,7 @@ mod tests {
     /// Dirty pages `0 .. n`.
     fn dirty(n: u64) -> PageMap {
         let mut m = PageMap::new();
-        (0..n).for_each(|l| assert!(m.put_dirty(l, Page::zeroed())));
+        (0..n).for_each(|l| assert!(m.put_dirty(l, Page::zeroed(Home::ANYWHERE))));
         m
     }
 
