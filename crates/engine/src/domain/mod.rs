@@ -437,6 +437,11 @@ impl Domain {
         Ok(fits.then(|| Enter { domain: self, guard, expected: std::cell::Cell::new(0) }))
     }
 
+    /// Whether the running transaction has reserved blocks for metadata. Lock rank of the gate.
+    pub(crate) fn has_credits(&self) -> bool {
+        self.gate.read().has_credits()
+    }
+
     /// Makes journal room, or commits because the running transaction holds too much of the cache and lets as much go.
     fn make_room_to_enter(&self) -> Result<()> {
         let most = self.pinned_max.load(Ordering::Relaxed);
