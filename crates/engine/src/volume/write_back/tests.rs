@@ -3,8 +3,7 @@
 use super::{HELP_PAGES, share_of};
 use crate::{Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenFile, TenantBudget, Volume};
 use braidfs_device::{Device, Event, RecordDevice};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
 
 /// Bytes of the cache.
 const BUDGET: u64 = 8 << 20;
@@ -12,12 +11,13 @@ const PAGE: u64 = 4096;
 /// More than all roots, directories and journals of the tests write in one call.
 const OWN: u64 = 16;
 
-fn volume(background: bool) -> (Arc<RecordDevice>, Volume, [InodeNo; 2]) {
+fn volume() -> (Arc<RecordDevice>, Volume, [InodeNo; 2]) {
     let recorder = Arc::new(RecordDevice::blank(96 << 10));
     let device: Arc<dyn Device> = recorder.clone();
     let o = MkfsOptions { domains: Some(2), group_bytes: Some(8 << 20), ..MkfsOptions::default() };
     crate::mkfs::format(std::slice::from_ref(&device), &o).unwrap();
-    let v = Volume::mount(vec![device], MountOptions { background, cache_bytes: BUDGET, ..MountOptions::default() });
+    let v =
+        Volume::mount(vec![device], MountOptions { background: false, cache_bytes: BUDGET, ..MountOptions::default() });
     let v = v.unwrap();
     let roots = ["quiet", "flood"].map(|name| {
         let t = v.tenant_create(InodeNo::ROOT, name.as_bytes(), 0o755, name, TenantBudget::default(), &Cred::root());
@@ -106,7 +106,7 @@ fn small_requests(log: &RecordDevice, v: &Volume, dir: InodeNo, n: u64) -> Calls
 #[test]
 fn a_tenant_within_its_share_writes_little_of_its_neighbour() {
     for pages in [64, 1024] {
-        let (log, v, [quiet, flooded]) = volume(false);
+        let (log, v, [quiet, flooded]) = volume();
         let files = flood(&v, flooded, pages);
         let dirty = v.cache_use().dirty;
         let (most, all) = small_requests(&log, &v, quiet, 512).count(&log, None);
@@ -132,54 +132,10 @@ fn a_tenant_within_its_share_writes_little_of_its_neighbour() {
     }
 }
 
-/// The same while the neighbour floods, with the background's threads: by the numbers of the threads that write.
-#[test]
-fn beside_a_flood_a_tenant_writes_little_of_it() {
-    let (log, v, [quiet, flooded]) = volume(true);
-    let (over, begin) = (AtomicBool::new(false), Barrier::new(2));
-    std::thread::scope(|s| {
-        let (log, v, over, begin) = (&log, &v, &over, &begin);
-        s.spawn(move || {
-            begin.wait();
-            for n in 0..160 {
-                let f = file(v, flooded, &format!("f{n}"));
-                (0..64).step_by(16).for_each(|p| put(v, &f, p, 16));
-            }
-            over.store(true, Ordering::Relaxed);
-        });
-        s.spawn(move || {
-            // nobody else has anything to flush yet
-            log.flush().unwrap();
-            let me = log.log().iter().rev().find_map(|e| match e {
-                Event::Flush { thread, .. } => Some(*thread),
-                _ => None,
-            });
-            begin.wait();
-            let mut calls = Calls::default();
-            // each page is a new one: who overwrites what is dirty needs no room
-            for n in 0.. {
-                let name = format!("own{n}");
-                let f = file(v, quiet, &name);
-                (0..64).for_each(|p| calls.call(log, || put(v, &f, p, 1)));
-                drop(f);
-                calls.call(log, || v.unlink(quiet, name.as_bytes()).unwrap());
-                if n > 16 && over.load(Ordering::Relaxed) {
-                    break;
-                }
-            }
-            let (most, all) = calls.count(log, me);
-            println!("{} calls: at most {most} blocks by one, {all} by all", calls.0.len());
-            assert!(most <= HELP_PAGES as u64 + OWN, "{most} blocks by one small request");
-        });
-    });
-    assert!(cached(&v) <= BUDGET * 3 / 2, "{:?}", v.cache_use());
-    v.unmount().unwrap();
-}
-
 /// One that fills the cache alone keeps it to its budget by itself.
 #[test]
 fn a_flood_alone_keeps_to_the_budget() {
-    let (_log, v, [_, flooded]) = volume(false);
+    let (_log, v, [_, flooded]) = volume();
     let f = file(&v, flooded, "f");
     let mut most = 0;
     for page in (0..6 * BUDGET / PAGE).step_by(16) {
@@ -194,7 +150,7 @@ fn a_flood_alone_keeps_to_the_budget() {
 /// What a domain that failed holds dirty never leaves memory: its neighbour goes on in what is left.
 #[test]
 fn beside_a_domain_that_failed_the_others_go_on() {
-    let (_log, v, [quiet, flooded]) = volume(false);
+    let (_log, v, [quiet, flooded]) = volume();
     let files = flood(&v, flooded, 256);
     let bad = Error::Io(std::io::Error::other("for the test"));
     v.mounted().domain_of(flooded).unwrap().fail(&bad);
@@ -219,7 +175,7 @@ fn beside_a_domain_that_failed_the_others_go_on() {
 /// A commit of the neighbour that is held up, as by a scrub, holds up nobody else.
 #[test]
 fn beside_a_domain_that_is_held_up_the_others_go_on() {
-    let (log, v, [quiet, flooded]) = volume(false);
+    let (log, v, [quiet, flooded]) = volume();
     let files = flood(&v, flooded, 64);
     let m = v.mounted();
     m.domain_of(flooded).unwrap().between_commits(|| small_requests(&log, &v, quiet, 512));
