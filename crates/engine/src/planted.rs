@@ -112,9 +112,11 @@ pub enum Bug {
     DeviceEarly,
     /// A device that leaves is wiped before the superblock that counts is without it. Not in [`Bug::ALL`], as the last one.
     LeftEarly,
-    /// A domain without a journal is in use before its header says so. Not in [`Bug::ALL`], as the two that follow: the test
+    /// A domain without a journal is in use before its header says so. Not in [`Bug::ALL`], as the three that follow: the test
     /// kit's `planted_scratch` shows them.
     ScratchUntold,
+    /// It is in use before what its header says of that is durable.
+    ScratchToldLate,
     /// The header of a domain that is emptied after a crash says that it is whole before its tables are empty.
     ScratchEmptiedLate,
     /// A name crosses the border of a domain without a journal.

@@ -73,6 +73,10 @@ const LAST_BLOCKS: u64 = (2 << 20) / 4096;
 const WRITE_BLOCKS: u64 = (1 << 20) / 4096;
 /// A `write` may take so much more than its bytes: a page in part at each end, metadata.
 const SLACK_BLOCKS: u64 = 32;
+/// With fewer blocks the volume counts all of them ([`braidfs::Volume::write_room`]).
+const COUNTED_BLOCKS: u64 = 1 << 16;
+/// And tells of so many fewer at most than a write in the volume itself can have.
+const MARGIN_BLOCKS: u64 = 512;
 /// How long a `write` that does not fit waits for others that are under way; where some are not seen until they count as
 /// done ([`LATELY`]): one that only reads must not cost others their room.
 const IN_FLIGHT: Duration = Duration::from_millis(100);
@@ -589,6 +593,19 @@ impl BraidFs {
             Ok(_) => fit.later.done(Err(Errno::NOSPC)),
             Err(e) => fit.later.done(Err(errno(e))),
         }
+    }
+
+    /// What `df` shows of so many `available` blocks: where the kernel asks before each `write`, none of those that it must find
+    /// beside its own.
+    pub(crate) fn writable(&self, ino: InodeNo, available: u64) -> u64 {
+        if self.profile.cache != Cache::Back || self.negotiated.opens() {
+            return available;
+        }
+        let room = self.vol.write_room(ino);
+        if room >= COUNTED_BLOCKS {
+            return available.saturating_sub(SLACK_BLOCKS + MARGIN_BLOCKS);
+        }
+        available.min(room.saturating_sub(SLACK_BLOCKS))
     }
 
     fn is_unknown(&self, ino: InodeNo) -> bool {

@@ -178,7 +178,7 @@ ranks! {
     Label = 8, "label" 0, One, (): "label";
     /// What superblocks say of the volume's size.
     SuperBlock = 8, "label" 1, One, (): "superblock";
-    /// Whether the background is to stop.
+    /// Whether the background is to stop, and whether it is asked to write dirty pages.
     StopFlag = 8, "stop" 0, One, (): "stop flag";
 
     /// The committing transaction.

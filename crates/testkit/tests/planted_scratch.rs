@@ -19,6 +19,7 @@ fn seen<T>(bug: Bug, look: impl Fn() -> Result<T, String>) {
 fn bugs_of_domains_without_a_journal_are_seen() {
     a_name_over_the_border().unwrap();
     seen(Bug::ScratchUntold, every_crash_of_a_scratch);
+    seen(Bug::ScratchToldLate, every_crash_of_a_scratch);
     seen(Bug::ScratchEmptiedLate, every_crash_of_a_discard);
     seen(Bug::ScratchBorderOpen, a_name_over_the_border);
 }

@@ -178,6 +178,69 @@ fn the_limit_is_exact_with_many_threads_as_with_one() {
     assert!(all.iter().map(left).all(|n| n < 64), "{all:?} of {limit}");
 }
 
+/// What is offered of a tenant is what one file can be filled with, to the block, whatever the limit. As long as some is offered
+/// a block more is had, and where one is refused nothing is offered.
+#[test]
+fn what_is_offered_of_a_tenant_can_be_written() {
+    let quarters_of_a_mib = (4..16).chain((16..=64).step_by(6));
+    for limit in quarters_of_a_mib.map(|n| n * MIB / 4) {
+        let device = memory(64);
+        format(&device);
+        let options = MountOptions { cache_bytes: 64 * MIB, background: false, ..MountOptions::default() };
+        let v = Volume::mount(vec![Arc::clone(&device)], options).unwrap();
+        let t = tenant(&v, "t", limit);
+        for round in 0..3 {
+            let name = format!("f{round}");
+            let f = file(&v, t, &name);
+            v.sync().unwrap();
+            let told = v.statfs_of(t).unwrap().available;
+            assert!(told + 8 > limit / BLOCK, "{told} of {} blocks, round {round}", limit / BLOCK);
+            // records that were changed may lie in a block more, which is empty after the last commit
+            let more = u64::from(round > 0);
+            let mut wrote = 0;
+            loop {
+                let left = v.statfs_of(f.ino()).unwrap().available;
+                let result = v.write(&f, wrote * BLOCK, &[7; BLOCK as usize]);
+                let why = format!("{limit} bytes, round {round}: {left} left of {told}, {wrote} written: {result:?}");
+                match result {
+                    Ok(n) => assert!(n as u64 == BLOCK && left + more > 0, "{why}"),
+                    Err(Error::NoSpace) => {
+                        assert!(left == 0 && (told..=told + more).contains(&wrote), "{why}");
+                        break;
+                    }
+                    Err(_) => panic!("{why}"),
+                }
+                wrote += 1;
+            }
+            drop(f);
+            v.unlink(t, name.as_bytes()).unwrap();
+        }
+        close(v, &device);
+    }
+}
+
+/// The same of a directory with a limit that has no domain of its own.
+#[test]
+fn what_is_offered_of_a_directory_with_a_quota_can_be_written() {
+    let device = memory(64);
+    format(&device);
+    let v = mount(&device);
+    let d = make(&v, ROOT, "d", FileKind::Dir);
+    v.quota_directory(d, |l| l.space = Some(320 * BLOCK)).unwrap();
+    let f = file(&v, d, "f");
+    v.sync().unwrap();
+    let told = v.statfs_of(d).unwrap().available;
+    assert_eq!(told, 320);
+    for wrote in 0..told {
+        assert_eq!(v.statfs_of(d).unwrap().available, told - wrote);
+        assert_eq!(v.write(&f, wrote * BLOCK, &[7; BLOCK as usize]).unwrap() as u64, BLOCK);
+    }
+    assert_eq!(v.statfs_of(d).unwrap().available, 0);
+    assert!(matches!(v.write(&f, told * BLOCK, &[7; BLOCK as usize]), Err(Error::Quota(_))));
+    drop(f);
+    close(v, &device);
+}
+
 /// Limits change while files are written: no write fails as long as there is room, and what is deleted may be written again.
 #[test]
 fn a_limit_changes_under_load() {

@@ -11,6 +11,7 @@ use braidfs_format::geometry::NODES_PER_BLOCK;
 use braidfs_sync::slots::Line;
 use braidfs_sync::{RwLock, rank};
 use index::{CellIndex, Owned, let_go, unused};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{
     AtomicUsize,
@@ -192,6 +193,12 @@ impl CellCache {
     /// All cells (a snapshot).
     pub fn all(&self) -> Vec<Arc<Cell>> {
         self.shards.iter().flat_map(|s| s.all()).collect()
+    }
+
+    /// Shows all cells, some after the other, until `f` has seen enough.
+    pub fn visit(&self, mut f: impl FnMut(&Arc<Cell>) -> ControlFlow<()>) {
+        // not all at once: there may be very many
+        let _ = self.shards.iter().try_for_each(|s| s.all().iter().try_for_each(&mut f));
     }
 
     /// Drops about as much as `want` says: clean pages, cells that nobody uses, buckets of directories that are on the

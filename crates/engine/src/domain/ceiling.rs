@@ -2,8 +2,8 @@
 
 use super::Domain;
 use super::memory::pinned_max;
-use crate::cell::Body;
 use crate::cell::cache::{CELL_BYTES, Memory};
+use crate::cell::{Body, Cell};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Rounds in which a domain that is over its ceiling gives back: what was used lately stays in the first one.
@@ -41,6 +41,14 @@ impl Taken {
             cells: if many_cells { (bytes / CELL_BYTES) as usize + 1 } else { 0 },
             index_bytes: bytes.min(self.index_bytes) as usize,
         }
+    }
+}
+
+/// Dirty pages of a file that nobody has locked.
+pub(crate) fn dirty_pages_of(c: &Cell) -> Option<usize> {
+    match &c.state.try_read()?.body {
+        Body::File(f) => Some(f.pages.dirty_count()),
+        _ => None,
     }
 }
 
@@ -87,11 +95,7 @@ impl Domain {
     /// Writes the dirty pages of the domain's files, until one cannot be written: it fails then, or its commit tells.
     pub(crate) fn write_dirty(&self) {
         for c in self.cells.all() {
-            let dirty = c.state.try_read().map_or(0, |st| match &st.body {
-                Body::File(f) => f.pages.dirty_count(),
-                _ => 0,
-            });
-            if dirty > 0 && self.flush_cell(&c).is_err() {
+            if dirty_pages_of(&c).is_some_and(|n| n > 0) && self.flush_cell(&c).is_err() {
                 break;
             }
         }

@@ -1,11 +1,23 @@
 //! Writing dirty data before its transaction commits: under memory pressure, and for `data=writeback`.
 
-use super::Domain;
 use super::out::Out;
-use crate::cell::{Body, Cell};
+use super::{Domain, Enter};
+use crate::cell::{Body, Cell, State};
 use crate::error::Result;
 use crate::types::*;
+use braidfs_sync::BiasedWriteGuard;
 use std::sync::Arc;
+
+/// What became of a file's dirty pages, of who waits for nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Flushed {
+    /// They are written.
+    Yes,
+    /// Another thread has the file.
+    Locked,
+    /// The domain must commit first.
+    NoRoom,
+}
 
 impl Domain {
     /// Gives a file's dirty pages their places in the running transaction and writes them.
@@ -16,23 +28,42 @@ impl Domain {
         if !matches!(&cell.state.read().body, Body::File(f) if f.pages.dirty_count() > 0) {
             return Ok(());
         }
+        let e = self.enter()?;
+        let st = cell.state.write();
+        self.flush_entered(e, cell, st)
+    }
+
+    /// [`Self::flush_cell`] where neither the journal's room nor the file's lock must be waited for.
+    ///
+    /// # Errors
+    /// As [`Self::flush_cell`].
+    pub(crate) fn flush_cell_at_once(&self, cell: &Arc<Cell>) -> Result<Flushed> {
+        let Some(e) = self.enter_if_room()? else { return Ok(Flushed::NoRoom) };
+        let Some(st) = cell.state.try_write() else { return Ok(Flushed::Locked) };
+        self.flush_entered(e, cell, st)?;
+        Ok(Flushed::Yes)
+    }
+
+    fn flush_entered(&self, e: Enter<'_>, cell: &Arc<Cell>, mut guard: BiasedWriteGuard<'_, State>) -> Result<()> {
         let mut out = Out::default();
         let _io = {
-            let e = self.enter()?;
-            let mut st = cell.state.write();
+            let st = &mut *guard;
             let dirty = matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0);
             if st.deleted || !dirty {
                 return Ok(());
             }
-            if self.commit_overwrites(&st) {
-                self.touch_content(e.tx(), cell, &mut st)?;
+            if self.commit_overwrites(st) {
+                self.touch_content(e.tx(), cell, st)?;
             } else {
-                self.touch(e.tx(), cell, &mut st)?;
+                self.touch(e.tx(), cell, st)?;
             }
-            self.flush_file(e.tx(), cell, &mut st, &mut out, self.pick_mlog()).inspect_err(|e| self.fail(e))?;
+            self.flush_file(e.tx(), cell, st, &mut out, self.pick_mlog()).inspect_err(|e| self.fail(e))?;
             st.durability.memory_writes_data_early(e.tx().id);
             e.begin_io()
         };
+        // the cell first, as they were taken
+        drop(guard);
+        drop(e);
         self.submit(out.writes).inspect_err(|e| self.fail(e))
     }
 

@@ -11,7 +11,7 @@ use braidfs_format::domain::DomainHeader;
 use braidfs_sync::slots::{Line, PerSlot};
 use braidfs_sync::{Mutex, MutexGuard, rank};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 
 /// Pages that a thread adds, where there is memory enough, until it looks at the sum.
 const LOOK_PAGES: i64 = 256;
@@ -157,6 +157,8 @@ struct Limits {
     after: AtomicI64,
     /// Held by who has the domain give back what is beyond.
     giving_back: Mutex<(), rank::Ceiling>,
+    /// Somebody waits for that, so that others need not.
+    waiting: AtomicBool,
 }
 
 impl MemoryUse {
@@ -167,6 +169,7 @@ impl MemoryUse {
             ceiling: AtomicU64::new(NONE),
             after: AtomicI64::new(LOOK_PAGES),
             giving_back: Mutex::new(()),
+            waiting: AtomicBool::new(false),
         };
         Self { parts: PerSlot::default(), looks, limits: Line(limits) }
     }
@@ -283,6 +286,17 @@ impl MemoryUse {
     /// The right to make the domain smaller, which one thread has at a time; `waits` for it, or gets none where it is another's.
     pub fn begin_to_give_back(&self, waits: bool) -> Option<MutexGuard<'_, ()>> {
         if waits { Some(self.limits.giving_back.lock()) } else { self.limits.giving_back.try_lock() }
+    }
+    /// [`Self::begin_to_give_back`], where of all that would wait one does: threads that wait serve nobody, of other domains
+    /// neither.
+    pub fn begin_to_write_back(&self, waits: bool) -> Option<MutexGuard<'_, ()>> {
+        let one = self.limits.giving_back.try_lock();
+        if one.is_some() || !waits || self.limits.waiting.swap(true, Relaxed) {
+            return one;
+        }
+        let one = self.limits.giving_back.lock();
+        self.limits.waiting.store(false, Relaxed);
+        Some(one)
     }
     /// Whether the domain holds more than its ceiling, with so many bytes of cells; looked at only where this thread's slot has
     /// added some pages since the last look.

@@ -438,6 +438,22 @@ impl Domain {
         }
     }
 
+    /// [`Self::enter`] where nothing has to be committed for it.
+    ///
+    /// # Errors
+    /// [`Self::check_writable`].
+    pub(crate) fn enter_if_room(&self) -> Result<Option<Enter<'_>>> {
+        self.check_writable()?;
+        let guard = self.gate.read();
+        let fits = self.has_room_for(&guard);
+        Ok(fits.then(|| Enter { domain: self, guard, expected: std::cell::Cell::new(0) }))
+    }
+
+    /// Whether the running transaction has reserved blocks for metadata. Lock rank of the gate.
+    pub(crate) fn has_credits(&self) -> bool {
+        self.gate.read().has_credits()
+    }
+
     /// Makes journal room, or commits because the running transaction holds too much of the cache and lets as much go.
     fn make_room_to_enter(&self) -> Result<()> {
         let most = self.pinned_max.load(Ordering::Relaxed);

@@ -232,6 +232,10 @@ impl Tx {
     pub fn take_credit(&self) -> bool {
         self.credits.fetch_update(Relaxed, Relaxed, |c| (c > 0).then_some(c - 1)).is_ok()
     }
+    /// Whether it has reserved blocks for metadata.
+    pub(crate) fn has_credits(&self) -> bool {
+        self.credits.load(Relaxed) > 0 || self.parts.iter().any(|p| p.credits.load(Relaxed) > 0)
+    }
     /// What is left of the reservations, now the caller's to give back.
     pub fn take_credits(&self) -> u64 {
         self.credits.swap(0, Relaxed).max(0) as u64

@@ -14,7 +14,7 @@ use crate::planted::sharing::{Place, share};
 use crate::quota::{self, Charge, Force};
 use crate::space::Space;
 use crate::types::*;
-use crate::volume::operation::Op;
+use crate::volume::operation::{METADATA_OF_WRITE, Op};
 use crate::volume::{MountedVolume, OpenFile, Volume};
 use braidfs_format::inode::IMMUTABLE;
 use std::ops::Range;
@@ -172,7 +172,7 @@ impl MountedVolume {
         }
         let d = self.dom(c.domain);
         // overwriting works on a full volume; what needs new room asks for it below
-        let mut op = Op::begin(self, &[c.domain], 4, true)?;
+        let mut op = Op::begin(self, &[c.domain], METADATA_OF_WRITE, true)?;
         let mut st = c.state.write();
         if st.deleted {
             return Err(Error::NotFound);

@@ -64,9 +64,18 @@ impl Space {
     /// lock.
     pub fn available_with(&self, more: u64) -> u64 {
         let hidden = kept_back(self.total.load(Relaxed) + more);
-        let margin = margin_of(hidden);
+        self.left_with(more, hidden + margin_of(hidden))
+    }
+
+    /// [`Self::available_with`] to the last block that writes to a file which is there can have: each of them has `metadata` blocks
+    /// beside its own, and gives back what it does not need of these.
+    pub(crate) fn writable_with(&self, more: u64, metadata: u64) -> u64 {
+        self.left_with(more, kept_back(self.total.load(Relaxed) + more) + metadata)
+    }
+
+    fn left_with(&self, more: u64, kept: u64) -> u64 {
         let n = self.account.sum() + self.pending.sum() + more as i64 - self.withheld_more(more);
-        (n - (hidden + margin) as i64).max(0) as u64
+        (n - kept as i64).max(0) as u64
     }
 
     /// [`Self::available_with`] nothing more.

@@ -4,6 +4,7 @@
 use super::MountedVolume;
 use super::moves::Moves;
 use super::tidy::Quiet;
+use super::write_back::Calls;
 use crate::cell::frames;
 use crate::error::{Error, Result};
 use braidfs_format::BLOCK_BYTES;
@@ -36,13 +37,16 @@ struct Stop {
 #[derive(Debug)]
 pub(crate) struct Background {
     stop: Arc<Stop>,
+    /// Of who is short of memory.
+    calls: Arc<Calls>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Background {
     pub fn start(mounted: Arc<MountedVolume>) -> Result<Self> {
         let stop = Arc::new(Stop::default());
-        let mut b = Self { stop: stop.clone(), threads: Vec::new() };
+        let mut b = Self { stop: stop.clone(), calls: mounted.calls.clone(), threads: Vec::new() };
+        b.calls.begin();
         // a thread per domain up to the CPUs, so that domains commit and checkpoint side by side; where they may be on
         // different devices one each, so that none waits for another's
         let cpus = workers::cpus();
@@ -68,6 +72,13 @@ impl Background {
                 tenants.move_tenants(&mut moves, &|| *end.flag.lock());
             }
         })?;
+        let memory = mounted.clone();
+        b.spawn("braidfs-memory".into(), move || {
+            // another thread than those below: they may be at a commit for long, and memory is short now
+            while memory.calls.wait() {
+                memory.write_back();
+            }
+        })?;
         b.spawn("braidfs-gc".into(), move || {
             if mounted.maybe_stale.load(Ordering::Relaxed) && !*stop.flag.lock() {
                 match mounted.collect_stale(&|| *stop.flag.lock()) {
@@ -88,6 +99,7 @@ impl Background {
     pub fn stop(&mut self) {
         *self.stop.flag.lock() = true;
         self.stop.wake.notify_all();
+        self.calls.end();
         for t in self.threads.drain(..) {
             if t.join().is_err() {
                 tracing::error!("a background thread panicked");

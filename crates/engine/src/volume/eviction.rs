@@ -1,4 +1,5 @@
-//! The cache's budget: who goes over it writes dirty pages and gives pages, cells and names of directories back.
+//! The cache's budget: who goes over it gives pages, cells and names of directories back. Dirty pages that are in the way are
+//! written first, as `write_back.rs` says.
 //!
 //! Which pages and cells go, `cell/cache.rs` chooses (second chance), in each domain by itself. How much of each domain: as much
 //! as it has beyond its floor, in proportion; and of one that is over its own ceiling, what is too much (bladefs, section 2:
@@ -10,6 +11,34 @@ use crate::domain::Domain;
 use crate::domain::ceiling::Taken;
 use crate::types::{CacheUse, InodeNo};
 use crate::volume::Volume;
+
+/// What the domains hold of the cache, as of now.
+pub(super) struct Held {
+    /// Of the whole cache, bytes.
+    pub budget: u64,
+    /// Of each domain.
+    pub taken: Vec<Taken>,
+    /// Bytes of tables, as far as they count.
+    pub tables: u64,
+    /// Bytes of all.
+    pub used: u64,
+}
+
+impl Held {
+    pub fn of(m: &MountedVolume) -> Self {
+        let budget = m.cache_budget();
+        let taken: Vec<Taken> = m.domains.iter().map(|d| Taken::of(d)).collect();
+        // tables have limits of their own, and nothing here makes them smaller
+        let tables: u64 = m.domains.iter().map(|d| d.space.table_bytes() + d.nodes.memory_bytes()).sum();
+        let tables = tables.min(budget / 4);
+        Self { budget, used: taken.iter().map(Taken::bytes).sum::<u64>() + tables, taken, tables }
+    }
+
+    /// Bytes of which somebody who makes room leaves no more.
+    pub fn goal(&self) -> u64 {
+        self.budget - self.budget / 8
+    }
+}
 
 impl Volume {
     /// What the cache holds, and what it was good for.
@@ -51,10 +80,11 @@ impl MountedVolume {
         let bytes: u64 =
             self.domains.iter().map(|d| (d.memory.pages() + d.memory.pinned()) * 4096 + d.memory.index_bytes()).sum();
         self.shared.looks.saw(self.dirty_pages(), bytes);
-        if bytes > self.cache_budget()
-            && let Some(_one) = self.evicting.try_lock()
-        {
-            self.evict();
+        if bytes > self.cache_budget() {
+            self.write_back_for(d);
+            if let Some(_one) = self.evicting.try_lock() {
+                self.evict();
+            }
         }
     }
 
@@ -68,28 +98,21 @@ impl MountedVolume {
     /// The background's look at memory: pages and cells.
     pub(crate) fn balance_memory(&self) {
         self.domains.iter().for_each(|d| d.keep_to_ceiling(true));
+        self.write_back();
         let _one = self.evicting.lock();
         self.evict();
     }
 
     fn evict(&self) {
-        let budget = self.cache_budget();
-        let taken: Vec<Taken> = self.domains.iter().map(|d| Taken::of(d)).collect();
-        // tables have limits of their own, and nothing here makes them smaller
-        let tables: u64 = self.domains.iter().map(|d| d.space.table_bytes() + d.nodes.memory_bytes()).sum();
-        let used = taken.iter().map(Taken::bytes).sum::<u64>() + tables.min(budget / 4);
-        if used <= budget {
+        let held = Held::of(self);
+        if held.used <= held.budget {
             return;
         }
+        let (goal, taken) = (held.goal(), &held.taken);
         // Domains that have more than what is theirs, and how much more.
         let spare = |d: &Domain, t: &Taken| t.bytes().saturating_sub(d.memory.floor());
-        let with = || self.domains.iter().zip(&taken).map(|(d, t)| (d, t, spare(d, t))).filter(|(.., more)| *more > 0);
-        // dirty pages in the way are written first, the largest files by themselves
-        if self.dirty_pages() * 4096 > budget / 2 {
-            with().for_each(|(d, ..)| d.write_dirty());
-        }
-        let goal = budget - budget / 8;
-        let over = used - goal;
+        let with = || self.domains.iter().zip(taken).map(|(d, t)| (d, t, spare(d, t))).filter(|(.., more)| *more > 0);
+        let over = held.used - goal;
         let all: u64 = with().map(|(.., more)| more).sum();
         let is_many = taken.iter().map(|t| t.cells * CELL_BYTES).sum::<u64>() > goal / 2;
         for (d, t, more) in with() {

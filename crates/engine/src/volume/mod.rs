@@ -39,6 +39,7 @@ pub mod tenants;
 pub(crate) mod tidy;
 mod to_scratch;
 pub mod trim;
+mod write_back;
 
 use crate::error::{Error, Result};
 use crate::store::lease::Lease;

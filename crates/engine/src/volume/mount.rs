@@ -163,6 +163,7 @@ fn open(
         zombies: Mutex::default(),
         maybe_stale: AtomicBool::new(false),
         evicting: Mutex::new(()),
+        calls: Arc::default(),
         emptying: Mutex::default(),
         cleaner_share: Mutex::default(),
         drained: Default::default(),

@@ -6,6 +6,7 @@ use super::groups::Bat;
 use super::held::table::LookupCounts;
 use super::kept::Kept;
 use super::siblings::Siblings;
+use super::write_back::Calls;
 use crate::braid::frontier::Frontier;
 use crate::cell::Cell;
 use crate::cell::cache::{CellRef, HazardRef};
@@ -64,6 +65,8 @@ pub(crate) struct MountedVolume {
     pub maybe_stale: AtomicBool,
     /// Held by the one that gives memory back. Lock rank: outside all gates.
     pub evicting: Mutex<(), rank::Evicting>,
+    /// Has the background write dirty pages for want of memory.
+    pub calls: Arc<Calls>,
     /// Held by the one that empties groups ([`Self::empty_sparse`]). Lock rank: outside all gates; not waited for by who
     /// holds it. With those that stay empty, as a device is drained.
     pub emptying: Mutex<Kept, rank::Emptying>,

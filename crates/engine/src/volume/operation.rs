@@ -17,6 +17,9 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// Blocks that a write to a file reserves for metadata before it asks for its own.
+pub(crate) const METADATA_OF_WRITE: u64 = 4;
+
 thread_local! {
     /// This thread makes the volume read-only, and may change it still.
     static LAST: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };

@@ -4,6 +4,7 @@
 //! those of theirs that hold nothing: no block and no inode in use, and nothing that a crash could bring back. What is
 //! told of room ([`Volume::statfs_of`]) counts just that.
 
+use super::operation::METADATA_OF_WRITE;
 use super::{MountedVolume, Volume};
 use crate::domain::Domain;
 use crate::error::{Error, Result};
@@ -288,15 +289,26 @@ impl MountedVolume {
 
     /// Blocks that files of a domain can still take: its own, and those of groups that it can get. Exact below `enough`.
     pub(crate) fn room(&self, d: &Domain, enough: u64) -> u64 {
+        self.room_as(d, enough, |more| d.space.available_with(more))
+    }
+
+    /// [`Self::room`] to the last block that writes to one file can have, where nobody else takes any. Inside no gate.
+    pub(super) fn room_of_one(&self, d: &Domain) -> u64 {
+        // the commit that makes room in the end writes its inode's record, and frees the block in which it was
+        let metadata = METADATA_OF_WRITE - u64::from(d.has_credits());
+        self.room_as(d, u64::MAX, |more| d.space.writable_with(more, metadata))
+    }
+
+    fn room_as(&self, d: &Domain, enough: u64, with: impl Fn(u64) -> u64) -> u64 {
         let mut more = self.shared.unclaimed_on(d.devices());
-        let sure = d.space.available_with(more);
+        let sure = with(more);
         if sure >= enough {
             return sure;
         }
         let others = self.domains.iter().filter(|o| o.id != d.id && o.failed().is_none());
         let not = self.forbidden(d.devices());
         more += others.map(|o| self.spare(o, &not).2).sum::<u64>();
-        d.space.available_with(more)
+        with(more)
     }
 
     /// Whether a new file can be placed in a domain.

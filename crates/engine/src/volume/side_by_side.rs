@@ -43,8 +43,8 @@ impl MountedVolume {
         let mut told = others;
         if !scratch.is_empty() {
             let going = scratch.iter().map(|(d, seq)| (*d, d.header_is_durable(*seq))).collect();
-            let again = all.step(going, |d, ()| d.change_header(|_| {}));
-            told.extend(all.flush(again, |_| vec![0]));
+            let again = all.step(going, |d, ()| d.change_header(|h| d.scratch_told_late(h)));
+            told.extend(if planted(Bug::ScratchToldLate) { again } else { all.flush(again, |_| vec![0]) });
         }
         told.into_iter().for_each(|(d, seq)| {
             d.header_is_durable(seq);

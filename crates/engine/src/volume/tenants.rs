@@ -642,7 +642,7 @@ impl MountedVolume {
 
     /// Space and inodes as a tenant with a limit has them.
     pub(super) fn statfs_of_tenant(&self, d: &Domain) -> StatFs {
-        let room = self.room(d, u64::MAX);
+        let room = self.room_of_one(d);
         let used = d.space.used();
         // also where more is in use than the limit allows by now
         let blocks = d.space.hard_limit().unwrap_or(u64::MAX).min(used.saturating_add(self.most(d))).max(used);

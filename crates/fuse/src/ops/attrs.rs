@@ -146,7 +146,7 @@ impl BraidFs {
         out.put(&abi::StatfsOut {
             blocks: st.blocks,
             bfree: st.free,
-            bavail: st.available,
+            bavail: self.writable(req.node().ino(), st.available),
             files: st.inodes,
             ffree: st.inodes_free,
             bsize: 4096,
