@@ -4,8 +4,9 @@ use crate::numa::recorder::Recorder;
 use crate::numa::topology::tests::{Line, machine, sysfs};
 use crate::numa::{Allowed, Numa, Topology};
 use crate::{Cred, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, Volume};
-use braidfs_device::{Device, FileDevice, MemDevice, OpenHow};
+use braidfs_device::{Device, MemDevice, WriteOp};
 use std::collections::BTreeSet;
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -223,29 +224,69 @@ fn a_refusal_changes_nothing() {
     assert!(!recorder.memory.lock().is_empty() && !recorder.threads.lock().is_empty());
 }
 
+/// A device in memory that lies on a block device of this number.
+#[derive(Debug)]
+struct At(MemDevice, u32);
+
+impl Device for At {
+    fn blocks(&self) -> u64 {
+        self.0.blocks()
+    }
+    fn read(&self, block: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.0.read(block, buf)
+    }
+    fn write_batch(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
+        self.0.write_batch(ops)
+    }
+    fn flush(&self) -> io::Result<()> {
+        self.0.flush()
+    }
+    fn discard(&self, block: u64, blocks: u64) -> io::Result<()> {
+        self.0.discard(block, blocks)
+    }
+    fn block_device(&self) -> Option<(u32, u32)> {
+        Some((259, self.1))
+    }
+    fn name(&self) -> String {
+        "memory".into()
+    }
+}
+
+/// Two disks, at the nodes 4 and 1, and one that the kernel tells nothing of.
 #[test]
-fn domains_are_at_the_node_of_their_device() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("image");
-    FileDevice::create(&path, 64 * MIB).unwrap();
-    let device =
-        || -> Arc<dyn Device> { Arc::new(FileDevice::open(&path, OpenHow { write: true, direct: false }).unwrap()) };
-    let (major, minor) = device().block_device().unwrap();
+fn domains_are_at_the_node_of_their_device_where_devices_differ() {
     let machine = sysfs(&TWO);
-    std::fs::create_dir_all(machine.path().join("devices/disk")).unwrap();
-    std::fs::write(machine.path().join("devices/disk/numa_node"), "4").unwrap();
     std::fs::create_dir_all(machine.path().join("dev/block")).unwrap();
-    let link = machine.path().join(format!("dev/block/{major}:{minor}"));
-    std::os::unix::fs::symlink(machine.path().join("devices/disk"), link).unwrap();
+    for (disk, node) in [(0, "4"), (1, "1"), (2, "-1")] {
+        let at = machine.path().join(format!("devices/disk{disk}"));
+        std::fs::create_dir_all(&at).unwrap();
+        std::fs::write(at.join("numa_node"), node).unwrap();
+        std::os::unix::fs::symlink(at, machine.path().join(format!("dev/block/259:{disk}"))).unwrap();
+    }
     let topology = Topology::read(machine.path(), &Allowed::default());
-    let v = made(device(), 3, options(topology.clone(), Arc::default()));
-    assert_eq!(numbers(&v), [Some(4); 3]);
-    v.unmount().unwrap();
-    // a read-only mount, whose devices are looked through
-    let v =
-        Volume::mount(vec![device()], MountOptions { read_only: true, ..options(topology, Arc::default()) }).unwrap();
-    assert_eq!(numbers(&v), [Some(4); 3]);
-    v.unmount().unwrap();
+    let placed = |disks: &[u32]| {
+        let devices: Vec<Arc<dyn Device>> =
+            disks.iter().map(|d| Arc::new(At(MemDevice::new(32 << 10), *d)) as Arc<dyn Device>).collect();
+        let o = MkfsOptions { domains: Some(4), group_bytes: Some(4 << 20), ..MkfsOptions::default() };
+        crate::mkfs::format(&devices, &o).unwrap();
+        let v = Volume::mount(devices.clone(), options(topology.clone(), Arc::default())).unwrap();
+        let found = numbers(&v);
+        v.unmount().unwrap();
+        // a read-only mount, whose devices are looked through
+        let read_only = MountOptions { read_only: true, ..options(topology.clone(), Arc::default()) };
+        let v = Volume::mount(devices, read_only).unwrap();
+        assert_eq!(numbers(&v), found);
+        v.unmount().unwrap();
+        found.into_iter().flatten().collect::<Vec<_>>()
+    };
+    let dealt = [1, 4, 1, 4];
+    assert_eq!(placed(&[0, 1]), [4, 1, 4, 1]);
+    for all_alike in [&[0][..], &[1], &[2], &[0, 0], &[2, 2]] {
+        assert_eq!(placed(all_alike), dealt, "{all_alike:?}");
+    }
+    // those of the one that nobody knows are dealt out
+    assert_eq!(placed(&[1, 2]), [1, 4, 1, 4]);
+    assert_eq!(placed(&[2, 1]), [1, 1, 1, 1]);
 }
 
 /// A domain that is added has its place, too.
