@@ -2,9 +2,9 @@
 //! memory pressure, cleaning, discarding, files in pieces made whole, the GC after a crash; a commit that many fsyncs gain by.
 
 use super::MountedVolume;
+use super::memory_calls::Calls;
 use super::moves::Moves;
 use super::tidy::Quiet;
-use super::write_back::Calls;
 use crate::cell::frames;
 use crate::error::{Error, Result};
 use braidfs_format::BLOCK_BYTES;

@@ -19,6 +19,7 @@ pub mod journal_replay;
 mod kept;
 pub mod label;
 pub mod look;
+mod memory_calls;
 pub mod mount;
 mod mounted;
 pub mod moves;

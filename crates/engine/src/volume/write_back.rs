@@ -11,74 +11,14 @@ use super::eviction::Held;
 use crate::domain::Domain;
 use crate::domain::ceiling::dirty_pages_of;
 use crate::domain::flush::Flushed;
-use braidfs_sync::{Condvar, Mutex, rank};
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Who finds another thread writing for its domain goes on where less than this part of the budget is beyond it, or where a third
 /// one waits already; and who keeps to its share writes nothing of others.
 const PATIENCE_PART: u64 = 8;
 /// Pages of others that a thread writes at a time whose own domain keeps to its share.
 const HELP_PAGES: usize = 256;
-
-/// Asks the background's thread to write dirty pages.
-#[derive(Debug, Default)]
-pub(crate) struct Calls {
-    /// Whether somebody has asked since the thread began: so that others need no lock.
-    asked: AtomicBool,
-    state: Mutex<Wanted, rank::StopFlag>,
-    wake: Condvar,
-}
-
-#[derive(Debug, Default, PartialEq, Eq, Clone, Copy)]
-enum Wanted {
-    #[default]
-    Nothing,
-    Work,
-    End,
-}
-
-impl Calls {
-    fn ask(&self) {
-        if !self.asked.swap(true, Relaxed) {
-            self.set(Wanted::Work);
-        }
-    }
-
-    fn set(&self, wanted: Wanted) {
-        let mut state = self.state.lock();
-        if *state != Wanted::End {
-            *state = wanted;
-        }
-        drop(state);
-        self.wake.notify_all();
-    }
-
-    /// The thread that serves calls ends.
-    pub fn end(&self) {
-        self.set(Wanted::End);
-    }
-
-    /// There will be such a thread.
-    pub fn begin(&self) {
-        *self.state.lock() = Wanted::Nothing;
-        self.asked.store(false, Relaxed);
-    }
-
-    /// Waits until somebody asks; false at the end.
-    pub fn wait(&self) -> bool {
-        let mut state = self.state.lock();
-        while *state == Wanted::Nothing {
-            self.wake.wait(&mut state);
-        }
-        if *state == Wanted::Work {
-            *state = Wanted::Nothing;
-            self.asked.store(false, Relaxed);
-        }
-        *state != Wanted::End
-    }
-}
 
 /// The most that each may hold, but for higher floors, so that all together hold no more than `goal`: of what each `holds` and its
 /// floor, bytes.
