@@ -1,5 +1,5 @@
 //! NUMA: which nodes there are, and how the kernel is told where memory and threads belong. What goes to which node,
-//! [`crate::domain::placed`] decides.
+//! `domain/placed.rs` decides.
 
 mod system;
 pub(crate) mod topology;
