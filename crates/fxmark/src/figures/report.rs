@@ -275,7 +275,7 @@ mod tests {
         // twenty operations and one second of the worker
         assert_eq!(rows[0], "| syncwrite_seq | 1 | library, 1 domain | gate | 500 | 10.0 ms | 10.00 % |", "{text}");
         assert_eq!(rows[1], "| syncwrite_seq | 1 | library, 1 domain | lock 5 | 50.0 | 5.00 ms | 0.50 % |", "{text}");
-        assert_eq!(rows[5], "| syncwrite_seq | 1 | library, 16 domains | none | 0 | - | 0.00 % |", "{text}");
+        assert_eq!(rows[5], "| syncwrite_seq | 1 | library, 16 domains | none | 0.00 | - | 0.00 % |", "{text}");
         assert_eq!(rows.len(), 6, "{text}");
     }
 
