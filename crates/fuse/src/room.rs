@@ -75,8 +75,6 @@ const WRITE_BLOCKS: u64 = (1 << 20) / 4096;
 const SLACK_BLOCKS: u64 = 32;
 /// With fewer blocks the volume counts all of them ([`braidfs::Volume::write_room`]).
 const COUNTED_BLOCKS: u64 = 1 << 16;
-/// And tells of so many fewer at most than a write in the volume itself can have.
-const MARGIN_BLOCKS: u64 = 512;
 /// How long a `write` that does not fit waits for others that are under way; where some are not seen until they count as
 /// done ([`LATELY`]): one that only reads must not cost others their room.
 const IN_FLIGHT: Duration = Duration::from_millis(100);
@@ -595,17 +593,15 @@ impl BraidFs {
         }
     }
 
-    /// What `df` shows of so many `available` blocks: where the kernel asks before each `write`, none of those that it must find
-    /// beside its own.
+    /// What `df` shows of so many `available` blocks of a tenant with little room, where the kernel asks before each `write`: none of
+    /// those that it must find beside its own.
     pub(crate) fn writable(&self, ino: InodeNo, available: u64) -> u64 {
-        if self.profile.cache != Cache::Back || self.negotiated.opens() {
+        let asks = self.profile.cache == Cache::Back && !self.negotiated.opens();
+        if !asks || !self.domain_index(ino).is_some_and(|d| self.vol.is_limited(DomainId(d as u16))) {
             return available;
         }
         let room = self.vol.write_room(ino);
-        if room >= COUNTED_BLOCKS {
-            return available.saturating_sub(SLACK_BLOCKS + MARGIN_BLOCKS);
-        }
-        available.min(room.saturating_sub(SLACK_BLOCKS))
+        if room < COUNTED_BLOCKS { available.min(room.saturating_sub(SLACK_BLOCKS)) } else { available }
     }
 
     fn is_unknown(&self, ino: InodeNo) -> bool {
