@@ -72,6 +72,24 @@ def cached_fd(fd):
 
 
 @check
+def df_of_a_small_tenant_can_be_written(volume, _top):
+    """A file can be filled with what df offers of a tenant with little room, and then df offers nothing."""
+    for space in (5 << 18, 2 << 20, 8 << 20):
+        with tenants(volume, space=space) as (v, _):
+            fd = os.open(v.mnt / "a/f", os.O_WRONLY | os.O_CREAT, 0o600)
+            offered, done = os.statvfs(v.mnt / "a").f_bavail, 0
+            must(offered > 0, f"{offered} blocks of {space} bytes")
+            try:
+                with refused(errno.ENOSPC):
+                    while done < 2 * space:
+                        done += os.write(fd, b"d" * 4096)
+                same(os.statvfs(v.mnt / "a").f_bavail, 0, "what df offers of a full tenant")
+            finally:
+                os.close(fd)
+            must(done // 4096 >= offered, f"{done // 4096} blocks were written, {offered} of {space} bytes were offered")
+
+
+@check
 def what_one_side_does_the_other_sees(volume, _top):
     with tenants(volume) as (v, point):
         tree, b = v.mnt / "a", v.mnt / "b"

@@ -597,7 +597,7 @@ impl BraidFs {
     /// those that it must find beside its own.
     pub(crate) fn writable(&self, ino: InodeNo, available: u64) -> u64 {
         let asks = self.profile.cache == Cache::Back && !self.negotiated.opens();
-        if !asks || !self.domain_index(ino).is_some_and(|d| self.vol.is_limited(DomainId(d as u16))) {
+        if !asks || !self.domain_index(ino).is_some_and(|d| self.is_limited(d)) {
             return available;
         }
         let room = self.vol.write_room(ino);
