@@ -17,9 +17,6 @@ pub struct Waits {
     pub nanos: u64,
 }
 
-/// Is anything counted in this build?
-pub const COUNTED: bool = cfg!(feature = "lock-waits");
-
 /// Waits; its time is counted for the class of `R`.
 #[inline(always)]
 pub(crate) fn timed<R: Rank, T>(wait: impl FnOnce() -> T) -> T {
@@ -90,16 +87,16 @@ mod tests {
     }
 
     /// Another thread takes the lock of class `R` while this one has it. No other test waits for such a lock.
-    fn waits<R: Rank>(held: impl Fn(&dyn Fn()), take: impl Fn() + Sync) {
+    fn waits<R: Rank, G>(hold: impl Fn() -> G, take: impl Fn() + Sync) {
         take();
         assert_eq!(of::<R>(), (0, 0), "nobody else has it");
         // on a busy machine the other may come when it is free again
         for _ in 0..200 {
             std::thread::scope(|s| {
-                held(&|| {
-                    s.spawn(&take);
-                    std::thread::sleep(HELD);
-                });
+                let guard = hold();
+                s.spawn(&take);
+                std::thread::sleep(HELD);
+                drop(guard);
             });
             if of::<R>().0 > 0 {
                 break;
@@ -115,47 +112,27 @@ mod tests {
     #[test]
     fn a_mutex_that_somebody_has() {
         let lock = Mutex::<u32, Trimming>::new(0);
-        let held = |wait: &dyn Fn()| {
-            let _guard = lock.lock();
-            wait();
-        };
-        waits::<Trimming>(held, || *lock.lock() += 1);
+        waits::<Trimming, _>(|| lock.lock(), || *lock.lock() += 1);
     }
 
     #[test]
     fn a_lock_that_somebody_writes_or_reads() {
         let lock = RwLock::<u32, Label>::new(0);
-        let held = |wait: &dyn Fn()| {
-            let _guard = lock.write();
-            wait();
-        };
-        waits::<Label>(held, || drop(lock.read()));
+        waits::<Label, _>(|| lock.write(), || drop(lock.read()));
         let lock = RwLock::<u32, Segment>::new(0);
-        let held = |wait: &dyn Fn()| {
-            let _guard = lock.read();
-            wait();
-        };
-        waits::<Segment>(held, || *lock.write() += 1);
+        waits::<Segment, _>(|| lock.read(), || *lock.write() += 1);
     }
 
     #[test]
     fn a_gate_that_is_shut() {
         let lock = PassLock::<u32, Gate>::keyed(0, 1);
-        let held = |wait: &dyn Fn()| {
-            let _guard = lock.write();
-            wait();
-        };
-        waits::<Gate>(held, || drop(lock.read()));
+        waits::<Gate, _>(|| lock.write(), || drop(lock.read()));
     }
 
     #[test]
     fn a_gate_with_somebody_inside() {
         let lock = PassLock::<u32, Work>::new(0);
-        let held = |wait: &dyn Fn()| {
-            let _guard = lock.read();
-            wait();
-        };
-        waits::<Work>(held, || *lock.write() += 1);
+        waits::<Work, _>(|| lock.read(), || *lock.write() += 1);
     }
 
     struct Value;
@@ -164,10 +141,6 @@ mod tests {
     #[test]
     fn a_lock_whose_readers_publish_themselves() {
         let lock = BiasedRwLock::<Value, Cell>::keyed(Value, 1);
-        let held = |wait: &dyn Fn()| {
-            let _guard = lock.write();
-            wait();
-        };
-        waits::<Cell>(held, || drop(lock.read()));
+        waits::<Cell, _>(|| lock.write(), || drop(lock.read()));
     }
 }

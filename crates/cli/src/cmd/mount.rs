@@ -50,7 +50,7 @@ const LOCKS_WAIT: Duration = Duration::from_secs(10);
     on commits do, too, unless the volume has data checksums or is mounted with data=journal; log: always elsewhere, so\n\
     that a crash leaves all of them or none.\n\n\
     numa=auto (default): where the machine has several NUMA nodes, pages of a domain have memory of one of them, and its\n\
-    background threads run there: at the node of its device, or in turn; off: neither.\n\n\
+    background threads run there: in turn, or at its device's where devices are at several; off: neither.\n\n\
     private: for the mounting user alone, without permissions, ACLs and extended attributes; cache=through: each write\n\
     goes to the server at once. Both save requests: mounted.md says what they give up.\n\n\
     latency=auto (default): a process that alone sends many small requests is served on its own CPU\n\

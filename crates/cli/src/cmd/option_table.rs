@@ -116,8 +116,8 @@ pub const TABLE: &[Row] = &[
         &["numa=auto", "numa=off"],
         How::Taken,
         Again::Ignored,
-        "auto, the default: where the process may use several NUMA nodes, each domain has one, that of its device or else in \
-         turn: memory for its pages comes from there first, and background threads that work for it run on its CPUs. off: \
+        "auto, the default: where the process may use several NUMA nodes, each domain has one, in turn, or that of its device \
+         where the volume has devices at several: memory for its pages comes from there first, and background threads that work for it run on its CPUs. off: \
          the kernel decides.",
     ),
     row(

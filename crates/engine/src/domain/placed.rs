@@ -2,8 +2,8 @@
 //! volume's own run on the node's CPUs while they work for it.
 //!
 //! A domain's node is that of the device that most of its block groups are on, where the kernel knows one and the volume has devices
-//! at several; else domains are dealt out to the nodes by their numbers: one device serves threads of all nodes. It stays as long as the domain is open. A thread that a program brings, or a front end,
-//! runs where it does.
+//! at several; else domains are dealt out to the nodes by their numbers: one device serves threads of all nodes. It stays as long as
+//! the domain is open. A thread that a program brings, or a front end, runs where it does.
 
 use crate::cell::frames::homes::Homes;
 use crate::cell::frames::pool::Home;
@@ -68,10 +68,10 @@ impl Nodes {
 
     fn place(&self, id: DomainId, store: &Store, groups: &[u32]) -> Place {
         let node = |i: usize| self.topology.of_device(store.device(i).block_device()?);
-        let by_device = || node(main_device(store, groups)?);
-        let first = node(0);
-        let differ = (1..store.devices()).any(|i| node(i) != first);
-        let at = differ.then(by_device).flatten().unwrap_or_else(|| usize::from(id.0) % self.topology.nodes().len());
+        let at_devices: Vec<Option<usize>> = (0..store.devices()).map(node).collect();
+        let differ = at_devices.iter().any(|at| *at != at_devices[0]);
+        let by_device = if differ { main_device(store, groups).and_then(|i| at_devices[i]) } else { None };
+        let at = by_device.unwrap_or_else(|| usize::from(id.0) % self.topology.nodes().len());
         Place { home: self.homes.of(at), node: self.topology.nodes().get(at).map(|n| (at, n.number)) }
     }
 

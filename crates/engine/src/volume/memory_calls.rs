@@ -23,7 +23,8 @@ enum Wanted {
 impl Calls {
     /// The thread looks whose dirty pages are to be written (`write_back.rs`).
     pub fn ask(&self) {
-        if !self.asked.swap(true, Relaxed) {
+        // looked at first: all threads that are short of memory come here
+        if !self.asked.load(Relaxed) && !self.asked.swap(true, Relaxed) {
             self.set(Wanted::Work);
         }
     }
