@@ -8,7 +8,7 @@ Only the checks whose name contains one of NAME; -l lists them, --ring has reque
 
 Each check runs in a process of its own with a time limit on one volume of several domains, which is mounted again
 (or made anew) before the next check when the check left it in another state. Prints ok, FAILED or skipped for each,
-at the end `N passed, M failed, K skipped`; exit code 1 when one failed. Without /dev/fuse it says so and skips all.
+at the end those that failed and `N passed, M failed, K skipped`; exit code 1 when one failed. Without /dev/fuse it says so and skips all.
 """
 
 import contextlib
@@ -1091,12 +1091,12 @@ def fresh(volume):
 
 
 def run_checks(volume, chosen):
-    """Runs the checks, as `chosen` yields them; how many passed, failed and were skipped."""
+    """Runs the checks, as `chosen` yields them; how many passed and were skipped, and what those that failed said."""
     def all_down():
         for each in (volume, small_of(volume, 0)):
             each.force_down()
 
-    counts = {"ok": 0, "FAILED": 0, "skipped": 0}
+    counts, failures = {"ok": 0, "FAILED": 0, "skipped": 0}, []
     for function in chosen:
         name, remark, start = function.__name__, "", time.monotonic()
         try:
@@ -1115,10 +1115,11 @@ def run_checks(volume, chosen):
             result, remark = "skipped", f": {reason}"
         except Failed as error:
             result, remark = "FAILED", f": {error}"
+            failures.append(name + remark)
         counts[result] += 1
         colour = {"ok": "green", "FAILED": "red", "skipped": "yellow"}[result]
         print(f"{fslib.paint(f'{result:<8}', colour)}{name} ({time.monotonic() - start:.1f} s){remark}", flush=True)
-    return counts
+    return counts, failures
 
 
 def run_on_a_volume(chosen):
@@ -1126,8 +1127,8 @@ def run_on_a_volume(chosen):
     with fslib.Workspace(need_bytes=3 << 30) as space:
         volume = space.braidfs("volume", SIZE)
         fresh(volume)
-        counts = run_checks(volume, chosen)
-    return counts, space.cleaned()
+        counts, failures = run_checks(volume, chosen)
+    return counts, failures, space.cleaned()
 
 
 def run_side_by_side(jobs, chosen, log):
@@ -1142,7 +1143,8 @@ def run_side_by_side(jobs, chosen, log):
     ended = side_by_side.shared_out(jobs, len(shared), work)
     if None in ended:
         raise Failed("a process with checks ended before its time")
-    return {key: sum(counts[key] for counts, _ in ended) for key in ended[0][0]}, "; ".join(c for _, c in ended)
+    totals = {key: sum(counts[key] for counts, _, _ in ended) for key in ended[0][0]}
+    return totals, [f for _, failures, _ in ended for f in failures], "; ".join(c for _, _, c in ended)
 
 
 def all_checks():
@@ -1192,12 +1194,15 @@ def main(words):
     try:
         fslib.build()
         with fslib.rings(True) if ring else contextlib.nullcontext():
-            counts, cleaned = run_side_by_side(jobs, chosen, log) if jobs > 1 else run_on_a_volume(chosen)
+            counts, failures, cleaned = run_side_by_side(jobs, chosen, log) if jobs > 1 else run_on_a_volume(chosen)
     except (Failed, OSError, subprocess.SubprocessError) as error:
         print(f"test-mount: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    # Once more at the end: of a long log, the end is what is kept.
+    for failure in failures:
+        print(f"{fslib.paint('FAILED', 'red')}  {failure}")
     print(f"{counts['ok']} passed, {counts['FAILED']} failed, {counts['skipped']} skipped")
     logs = f"{log.with_stem(log.stem + '-*')}" if jobs > 1 else log
     print(f"Log: {logs}. Unmounted and removed: {cleaned}.")
