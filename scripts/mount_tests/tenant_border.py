@@ -4,6 +4,7 @@ import contextlib
 import errno
 import mmap
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -332,11 +333,13 @@ def cut_off_while_requests_wait(volume, _top):
         v.settle()
         run(v.binary, "tenant", "set", "--write-iops", "10/10", v.mnt, "a")
         alone(v, point)
-        writer = subprocess.Popen([sys.executable, "-c", DIRECT, point, str(count)], stdout=subprocess.PIPE)
-        same(writer.stdout.readline(), b"begun\n", "what the writer says")
-        with stopped(v.server.pid, seconds=20):
-            time.sleep(0.3)
-            abort(point)
+        kernels = connection(point)
+        with stopped(v.server.pid, seconds=25):
+            writer = subprocess.Popen([sys.executable, "-c", DIRECT, point, str(count)], stdout=subprocess.PIPE)
+            same(writer.stdout.readline(), b"begun\n", "what the writer says")
+            # All of them: a file that no request is under way for may be read, and that waits for the device.
+            wait_for("the writes", lambda: int((kernels / "waiting").read_text()) >= count, 8)
+            (kernels / "abort").write_text("1")
             before = in_child(lambda: contents(v, count, 2), 15)
         writer.wait(20)
         wait_for("the end of it", lambda: in_child(lambda: contents(v, count, 1), 20) is not None, 30)
@@ -365,11 +368,9 @@ print("begun", flush=True)
 """
 
 
-def abort(point):
-    """Ends the connection that is mounted there."""
-    number = os.stat(point).st_dev
-    with open(f"/sys/fs/fuse/connections/{os.minor(number)}/abort", "w", encoding="ascii") as file:
-        file.write("1")
+def connection(point):
+    """Where the kernel tells of the connection that is mounted there, and ends it."""
+    return pathlib.Path("/sys/fs/fuse/connections", str(os.minor(os.stat(point).st_dev)))
 
 
 def contents(v, count, seconds):
