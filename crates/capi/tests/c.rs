@@ -76,6 +76,15 @@ fn every_call_answers_as_the_header_says() {
     run(valgrind.arg(&program).arg(dir.path().join("b.img")));
 }
 
+/// A child's threads once stood in lists of the parent's, and one in a hundred slept for ever.
+#[test]
+fn children_open_volumes_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("program");
+    compile("cc", &here().join("tests/forks.c"), &program);
+    run(&mut Command::new(&program));
+}
+
 /// What `make install-lib` puts into place is what pkg-config tells a compiler of.
 #[test]
 fn programs_are_built_on_what_is_installed() {

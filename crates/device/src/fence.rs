@@ -9,7 +9,7 @@
 //! machine that is stopped as a whole is not seen by that: docs/remote.md.
 
 use braidfs_sync::device::Mutex;
-use braidfs_sync::{Condvar, rank};
+use braidfs_sync::{IdleCondvar, rank};
 use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -60,7 +60,7 @@ pub struct Fence {
     watchdog: OnceLock<Watchdog>,
     hook: OnceLock<Hook>,
     lock: Mutex<(), rank::Fence>,
-    changed: Condvar,
+    changed: IdleCondvar,
 }
 
 /// The right to submit writes, until it is dropped.

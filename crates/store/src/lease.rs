@@ -16,7 +16,7 @@ use crate::{Error, Result};
 use braidfs_device::{BLOCK_BYTES, Device, Fence, RecordIo, Rejoin, Remote, boot_time};
 use braidfs_format::owner::{GIVEN_BACK, HELD, OwnerRecord};
 use braidfs_format::super_block::SuperBlock;
-use braidfs_sync::Condvar;
+use braidfs_sync::IdleCondvar;
 use braidfs_sync::plain::Mutex;
 use std::io;
 use std::sync::Arc;
@@ -156,7 +156,7 @@ struct Owner {
     fence: Arc<Fence>,
     stop: AtomicBool,
     lock: Mutex<()>,
-    stopped: Condvar,
+    stopped: IdleCondvar,
 }
 
 /// The fence's way to the owner: not an `Arc`, which would keep the device for ever.
@@ -186,7 +186,7 @@ impl Holder {
             fence: Arc::clone(&fence),
             stop: AtomicBool::new(false),
             lock: Mutex::default(),
-            stopped: Condvar::default(),
+            stopped: IdleCondvar::default(),
         });
         HELD_HERE.lock().push(nonce);
         let mut holder = Self { owner: Arc::clone(&owner), threads: Vec::new() };

@@ -10,6 +10,7 @@ pub mod ablation;
 mod bias;
 mod biased;
 mod doors;
+mod idle;
 pub mod lately;
 mod locks;
 #[cfg(all(test, loom))]
@@ -36,6 +37,7 @@ pub mod waits;
 pub mod workers;
 
 pub use biased::{BiasedReadGuard, BiasedRwLock, BiasedWriteGuard, Guarded};
+pub use idle::IdleCondvar;
 pub use locks::{Condvar, Mutex, MutexGuard, ProcessMutex, RwLock, RwLockReadGuard, RwLockWriteGuard, device};
 pub use order::taken_downwards;
 pub use pass::{PassLock, PassPart, PassReadGuard, PassWriteGuard};

@@ -138,6 +138,34 @@ impl<T: ?Sized, R: Rank, const S: bool> Mutex<T, R, S> {
     }
 }
 
+impl<T: ?Sized> MutexGuard<'_, T> {
+    /// Calls `wait` with the lock let go; a thread under the scheduler lets the others run once instead.
+    pub(crate) fn without(&mut self, wait: impl FnOnce()) {
+        let Self { guard, held, section } = self;
+        let wait = || {
+            #[cfg(feature = "schedule")]
+            if scheduled() {
+                return let_others_run(guard);
+            }
+            parking_lot::MutexGuard::unlocked(guard, wait);
+        };
+        section.without(|| held.without(wait));
+    }
+}
+
+/// The place of a wait of a thread under the scheduler.
+#[cfg(feature = "schedule")]
+fn let_others_run<T: ?Sized>(guard: &mut parking_lot::MutexGuard<'_, T>) {
+    let mutex = parking_lot::MutexGuard::mutex(guard);
+    parking_lot::MutexGuard::unlocked(guard, || {
+        // nobody else runs when this returns, so that a free lock stays free
+        blocked();
+        while mutex.is_locked() {
+            blocked();
+        }
+    });
+}
+
 impl<T: ?Sized> Deref for MutexGuard<'_, T> {
     type Target = T;
     #[inline(always)]
@@ -299,14 +327,7 @@ impl Condvar {
         let wait = || {
             #[cfg(feature = "schedule")]
             if scheduled() {
-                let mutex = parking_lot::MutexGuard::mutex(guard);
-                return parking_lot::MutexGuard::unlocked(guard, || {
-                    // nobody else runs when this returns, so that a free lock stays free
-                    blocked();
-                    while mutex.is_locked() {
-                        blocked();
-                    }
-                });
+                return let_others_run(guard);
             }
             self.0.wait(guard);
         };

@@ -25,7 +25,7 @@ use crate::flush::FlushGate;
 use crate::throttle::{self, Throttle};
 use crate::{BLOCK_BYTES, Device, Remote, WriteOp, bytes_of, check_discard, check_ops, check_range};
 use braidfs_sync::device::Mutex;
-use braidfs_sync::{Condvar, rank};
+use braidfs_sync::{IdleCondvar, rank};
 use keeper::Dialled;
 use link::Link;
 use request::{Batch, Op, Request};
@@ -71,7 +71,7 @@ struct Shared {
     blocks: AtomicU64,
     state: Mutex<State, rank::NbdState>,
     /// For the keeper: something happened that it must look at.
-    changed: Condvar,
+    changed: IdleCondvar,
     gate: FlushGate,
     /// Large batches step back behind small syncs.
     throttle: Arc<Throttle>,
@@ -205,7 +205,7 @@ impl NbdDevice {
             export,
             blocks: AtomicU64::new(export.bytes / BLOCK_BYTES as u64),
             state: Mutex::new(state),
-            changed: Condvar::default(),
+            changed: IdleCondvar::default(),
             gate: FlushGate::default(),
             throttle: Arc::default(),
             fence: Mutex::default(),

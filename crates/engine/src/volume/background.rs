@@ -8,7 +8,7 @@ use super::tidy::Quiet;
 use crate::cell::frames;
 use crate::error::{Error, Result};
 use braidfs_format::BLOCK_BYTES;
-use braidfs_sync::{Condvar, Mutex, rank, workers};
+use braidfs_sync::{IdleCondvar, Mutex, rank, workers};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -30,7 +30,7 @@ const SOFT_LIMITS: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 struct Stop {
     flag: Mutex<bool, rank::StopFlag>,
-    wake: Condvar,
+    wake: IdleCondvar,
 }
 
 /// The threads of one volume; stopped and joined by [`Self::stop`].

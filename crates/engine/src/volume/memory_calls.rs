@@ -1,6 +1,6 @@
 //! How who is short of memory calls the thread of the background that writes dirty pages.
 
-use braidfs_sync::{Condvar, Mutex, rank};
+use braidfs_sync::{IdleCondvar, Mutex, rank};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Asks the background's thread to write dirty pages.
@@ -9,7 +9,7 @@ pub(crate) struct Calls {
     /// Whether somebody has asked since the thread began: so that others need no lock.
     asked: AtomicBool,
     state: Mutex<Wanted, rank::StopFlag>,
-    wake: Condvar,
+    wake: IdleCondvar,
 }
 
 #[derive(Debug, Default, PartialEq, Eq, Clone, Copy)]
