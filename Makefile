@@ -43,7 +43,7 @@ UDEV_RULE := $(DESTDIR)$(LIBDIR)/udev/rules.d/60-braidfs.rules
 UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service braidfs@.service)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy doc api unit heavy heavy-long semver top-picture dashboard-picture watch-cost watch-instructions request-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps deps-test lib wheel python python-built python-unit install install-lib uninstall deb deb-test deb-test-built dist blkid-test recovery-bench figures lock-waits times postgres-rates sync-bench resize-kill device-kill tenant-kill tenant-set-kill tenant-rates supervise-kills supervise-peers upgrade-rounds upgrade-peers upgrade-from small-files dist-test clean
+.PHONY: help build demo bench test fmt clippy doc api unit heavy heavy-programs mount-built heavy-long semver top-picture dashboard-picture watch-cost watch-instructions request-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps deps-test lib wheel python python-built python-unit install install-lib uninstall deb deb-test deb-test-built dist blkid-test recovery-bench figures lock-waits times postgres-rates sync-bench resize-kill device-kill tenant-kill tenant-set-kill tenant-rates supervise-kills supervise-peers upgrade-rounds upgrade-peers upgrade-from small-files dist-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -87,8 +87,10 @@ aging: deps ## file systems that age: filled to 70 to 95 %, overwritten and chur
 	$(CARGO) run --release -p braidfs-cli -- bench aging -o $(or $(JSON),$(TARGET)/aging.json) $(if $(DOCS),--docs docs) $(AGING)
 
 # Mounted is what cargo has built for the tests: nothing more to compile, and it checks the order of its locks and asserts.
-test: deps-test layers api fmt clippy doc unit heavy ## everything that must pass before a change goes in (some 20 minutes on two cores, compiling included)
-	BRAIDFS_BIN=$(TARGET)/debug/braidfs python3 scripts/test-mount.py --jobs 2
+# Mount tests wait half of their time: what is compiled meanwhile has what they leave of the cores.
+test: deps-test layers api fmt clippy doc unit ## everything that must pass before a change goes in (some 15 minutes on two cores, compiling included)
+	@$(MAKE) --no-print-directory -j2 mount-built heavy-programs
+	@$(MAKE) --no-print-directory heavy
 	@$(MAKE) --no-print-directory -j2 --output-sync=target python-built deb-test-built
 
 fmt: ## is everything formatted
@@ -103,12 +105,20 @@ doc: ## the documentation of the two public crates, warnings are errors
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --no-deps -p braidfs-fs -p braidfs
 
 unit: ## tests of all crates but the heavy ones
-	$(CARGO) test --workspace --exclude braidfs-testkit
+	@scripts/test-programs.py $(CARGO) test --workspace --exclude braidfs-testkit
 	$(CARGO) test -p braidfs-sync --features lock-waits --lib waits
 	$(PYTHON_UNIT)
 
+HEAVY := $(CARGO) test --release -p braidfs-testkit --features planted-bugs
+
 heavy: ## model, crash and thread tests, optimised; among them bugs on purpose that they must find
-	$(CARGO) test --release -p braidfs-testkit --features planted-bugs
+	@scripts/test-programs.py $(HEAVY)
+
+heavy-programs:
+	nice -n 19 $(HEAVY) --no-run
+
+mount-built:
+	BRAIDFS_BIN=$(TARGET)/debug/braidfs python3 scripts/test-mount.py --jobs 2
 
 heavy-long: ## the same with ten times the work (an hour)
 	BRAIDFS_CRASH_STATES=3000000 BRAIDFS_CRASH_SECONDS=3000 BRAIDFS_MODEL_OPS=400000 BRAIDFS_DAMAGE_SECONDS=120 BRAIDFS_HARD_STEP=1 \
