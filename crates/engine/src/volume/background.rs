@@ -73,12 +73,8 @@ impl Background {
             }
         })?;
         let memory = mounted.clone();
-        b.spawn("braidfs-memory".into(), move || {
-            // another thread than those below: they may be at a commit for long, and memory is short now
-            while memory.calls.wait() {
-                memory.write_back();
-            }
-        })?;
+        // another thread than those above: they may be at a commit for long, and memory is short now
+        b.spawn("braidfs-memory".into(), move || memory.serve_calls())?;
         b.spawn("braidfs-gc".into(), move || {
             if mounted.maybe_stale.load(Ordering::Relaxed) && !*stop.flag.lock() {
                 match mounted.collect_stale(&|| *stop.flag.lock()) {

@@ -80,8 +80,15 @@ impl MountedVolume {
         }
     }
 
+    /// Writes back whenever somebody asks, until the calls end.
+    pub(super) fn serve_calls(&self) {
+        while self.calls.wait() {
+            self.write_back();
+        }
+    }
+
     /// The background's part of it: all domains beyond their share, until enough is written.
-    pub(crate) fn write_back(&self) {
+    pub(super) fn write_back(&self) {
         let held = Held::of(self);
         if held.used <= held.budget || !self.is_dirt_in_the_way() {
             return;

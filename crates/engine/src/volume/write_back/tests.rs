@@ -4,6 +4,7 @@ use super::{HELP_PAGES, share_of};
 use crate::{Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenFile, TenantBudget, Volume};
 use braidfs_device::{Device, Event, RecordDevice};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Bytes of the cache.
 const BUDGET: u64 = 8 << 20;
@@ -130,6 +131,33 @@ fn a_tenant_within_its_share_writes_little_of_its_neighbour() {
         drop((files, more));
         v.unmount().unwrap();
     }
+}
+
+/// Who asks for it goes on, and the thread that serves such calls writes.
+#[test]
+fn what_is_in_the_way_is_written_by_the_thread_that_is_called() {
+    let (log, v, [quiet, flooded]) = volume();
+    let files = flood(&v, flooded, 1024);
+    let from = log.log_len();
+    log.flush().unwrap();
+    let Some(&Event::Flush { thread: this, .. }) = log.log().last() else { panic!("the flush is not in the log") };
+    let m = v.mounted();
+    m.calls.begin();
+    std::thread::scope(|s| {
+        s.spawn(|| m.serve_calls());
+        let asked = small_requests(&log, &v, quiet, 512).0.len();
+        let end = Instant::now() + Duration::from_secs(60);
+        while v.cache_use().dirty >= BUDGET / 2 && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        m.calls.end();
+        assert!(v.cache_use().dirty < BUDGET / 2, "{:?} after {asked} calls", v.cache_use());
+    });
+    let written = |by| counted(&log.log()[from..], by).0;
+    let (own, all) = (written(Some(this)), written(None));
+    assert!(all - own >= BUDGET / 4 / PAGE, "{own} of {all} blocks by who asked");
+    drop(files);
+    v.unmount().unwrap();
 }
 
 /// One that fills the cache alone keeps it to its budget by itself.
