@@ -88,7 +88,7 @@ aging: deps ## file systems that age: filled to 70 to 95 %, overwritten and chur
 
 # Mounted is what cargo has built for the tests: nothing more to compile, and it checks the order of its locks and asserts.
 # Mount tests wait half of their time: what is compiled meanwhile has what they leave of the cores.
-test: deps-test layers api fmt clippy doc unit ## everything that must pass before a change goes in (some 15 minutes on two cores, compiling included)
+test: deps-test layers api fmt clippy doc unit ## everything that must pass before a change goes in (15 to 20 minutes on two cores, compiling included)
 	@$(MAKE) --no-print-directory -j2 mount-built heavy-programs
 	@$(MAKE) --no-print-directory -j3 heavy python-built deb-test-built
 
