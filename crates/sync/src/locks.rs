@@ -145,6 +145,8 @@ impl<T: ?Sized> MutexGuard<'_, T> {
         let wait = || {
             #[cfg(feature = "schedule")]
             if scheduled() {
+                // with what it holds: the scheduler does not see who waits for that
+                drop(wait);
                 return let_others_run(guard);
             }
             parking_lot::MutexGuard::unlocked(guard, wait);

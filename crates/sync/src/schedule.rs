@@ -198,8 +198,9 @@ pub fn run<T: Send>(seed: u64, bodies: Vec<Body<'_, T>>) -> (u64, Vec<T>) {
 mod tests {
     use super::*;
     use crate::plain::{Mutex as Lock, RwLock};
-    use crate::{Condvar as Signal, give_way};
+    use crate::{Condvar as Signal, IdleCondvar, MutexGuard, give_way};
     use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+    use std::time::Duration;
 
     /// Four threads that add their number to a list, under locks.
     fn order(seed: u64) -> Vec<usize> {
@@ -228,13 +229,13 @@ mod tests {
         assert!(switches > 10, "{switches}");
     }
 
-    #[test]
-    fn who_waits_lets_the_others_run() {
-        let (full, signal, seen) = (Lock::new(false), Signal::new(), AtomicUsize::new(0));
+    /// Two wait for a third one, in the way of some condition variable.
+    fn lets_the_others_run(wait: impl Fn(&mut MutexGuard<'_, bool>) + Sync, notify: impl Fn() + Send + Sync) {
+        let (full, seen) = (Lock::new(false), AtomicUsize::new(0));
         let wait = || {
             let mut f = full.lock();
             while !*f {
-                signal.wait(&mut f);
+                wait(&mut f);
             }
             drop(f);
             seen.fetch_add(1, Relaxed);
@@ -246,10 +247,19 @@ mod tests {
                 give_way(turns);
             }
             *full.lock() = true;
-            signal.notify_all();
+            notify();
         };
         run(5, vec![Box::new(wait), Box::new(wait), Box::new(fill)]);
         assert_eq!(seen.into_inner(), 2);
+    }
+
+    #[test]
+    fn who_waits_lets_the_others_run() {
+        let signal = Signal::new();
+        lets_the_others_run(|guard| signal.wait(guard), || _ = signal.notify_all());
+        let idle = IdleCondvar::default();
+        lets_the_others_run(|guard| idle.wait(guard), || idle.notify_all());
+        lets_the_others_run(|guard| idle.wait_for(guard, Duration::from_secs(60)), || idle.notify_all());
     }
 
     #[test]
