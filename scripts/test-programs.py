@@ -4,7 +4,7 @@ compute.
 
 usage: test-programs.py [--jobs N] CARGO-TEST-COMMAND...
 
-N programs at once (default: cores and one), each in the folder of its package, as cargo would. What one prints comes out when it has
+N programs at once (default 3: each has a thread per core already), each in the folder of its package, as cargo would. What one prints comes out when it has
 ended; at the end those that failed are named, and the exit code is 1. Tests in the documentation are run by cargo as usual.
 """
 
@@ -55,7 +55,7 @@ def run(name, program, folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)) + 1, metavar="N")
+    parser.add_argument("--jobs", type=int, default=3, metavar="N")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="CARGO-TEST-COMMAND")
     args = parser.parse_args()
     if not args.command or args.jobs < 1:

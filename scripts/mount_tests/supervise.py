@@ -19,8 +19,11 @@ from mount_tests.helpers import loop_device, small_volume
 
 # `make supervise-kills` asks for more.
 KILLS = int(os.environ.get("SUPERVISE_KILLS", "3"))
-# the last one of what a ring held when its process was killed
-DEAD = (errno.ENOTCONN, errno.ECONNABORTED, errno.EIO, errno.ECANCELED)
+
+
+def dead():
+    """What a call gets whose server has died; by a ring also what the kernel says of a request that the killed process held."""
+    return (errno.ENOTCONN, errno.ECONNABORTED, errno.EIO, *([errno.ECANCELED] if fslib.TRANSPORT == "ring" else []))
 
 
 def parent_of(pid):
@@ -101,7 +104,7 @@ class Writer(threading.Thread):
             except OSError as error:
                 self.refused += 1
                 # ENOENT: between two mounts the directory below is seen
-                if error.errno not in (*DEAD, errno.ENOENT):
+                if error.errno not in (*dead(), errno.ENOENT):
                     self.failure = error
                     return
                 time.sleep(0.01)
@@ -136,7 +139,7 @@ def killed_under_load_and_mounted_again(volume, _top):
             for path, data in w.synced.items():
                 must(path.read_bytes() == data, f"{path}: not what was synced")
         # what was open stays dead
-        with refused(*DEAD):
+        with refused(*dead()):
             os.listdir(fd)
         with contextlib.suppress(OSError):
             os.close(fd)
@@ -217,11 +220,11 @@ def what_open_files_see(volume, _top):
                     try:
                         answer = call()
                     except OSError as error:
-                        must(error.errno in DEAD, f"{name}: {error}")
+                        must(error.errno in dead(), f"{name}: {error}")
                     else:
                         raise Failed(f"{name} on the dead mount answers {answer!r:.50}")
                 # the cache may take it, and who syncs is told
-                with refused(*DEAD):
+                with refused(*dead()):
                     os.pwrite(held, b"late", 0)
                     os.fsync(held)
                 mapped.madvise(mmap.MADV_DONTNEED)
@@ -258,7 +261,7 @@ def killed_while_a_thread_waits_for_its_own_pages(volume, _top):
                             os.pwrite(file.fileno(), b"x" * 200_000, 0)
                             os.lseek(file.fileno(), 0, os.SEEK_DATA)
                 except OSError as error:
-                    if error.errno not in (*DEAD, errno.ENOENT):
+                    if error.errno not in (*dead(), errno.ENOENT):
                         raise
                     time.sleep(0.01)
 
@@ -285,7 +288,7 @@ def a_mount_that_dies_too_often_is_given_up(volume, _top):
         parent, serving = both(v)
         kill_and_wait(serving, signal.SIGKILL)
         wait_for("the end of the parent", lambda: not is_running(parent), 10)
-        with refused(*DEAD):
+        with refused(*dead()):
             os.statvfs(v.mnt)
         must("gives up" in log.read_text() and "more than 1 times within 3600 seconds" in log.read_text(), "the log")
 
@@ -306,7 +309,7 @@ def a_volume_that_cannot_be_mounted_is_given_up(volume, _top):
         same(text.count("cannot be mounted again"), 3, f"tries in the log {text[-500:]}")
         must("gives up" in text, "the log")
         # the dead mount stays: nobody writes into the directory below by mistake
-        with refused(*DEAD):
+        with refused(*dead()):
             os.statvfs(v.mnt)
 
 
@@ -326,7 +329,7 @@ def another_volume_does_not_go_in_its_place(volume, _top):
         text = log.read_text()
         must("has another volume now" in text and "gives up" in text, f"the log: {text[-500:]}")
         must(v.image.read_bytes() == before, "the other volume is as it was")
-        with refused(*DEAD):
+        with refused(*dead()):
             os.statvfs(v.mnt)
 
 
@@ -390,7 +393,7 @@ def a_mount_of_somebody_else_in_its_place_is_left_alone(volume, _top):
             kill_and_wait(theirs, signal.SIGKILL)
             os.kill(parent, signal.SIGCONT)
             wait_for("the end of the parent", lambda: not is_running(parent), 10)
-            with refused(*DEAD):
+            with refused(*dead()):
                 os.statvfs(v.mnt)
         finally:
             os.kill(parent, signal.SIGCONT) if is_running(parent) else None
@@ -531,7 +534,7 @@ def a_block_device_that_open_files_keep(volume, _top):
                     write_synced(v.mnt / "f", b"synced")
                 held = open(v.mnt / "f", "rb", buffering=0)
                 kill_serving(v)
-                with refused(*DEAD):
+                with refused(*dead()):
                     os.fsync(held.fileno())
                 same((v.mnt / "f").read_bytes(), b"synced", "what was synced")
                 must(v.mount_entry()[0] != str(device), "two mounts have the device")

@@ -18,7 +18,7 @@ import fslib
 from fslib import Failed, Skipped, is_running, run, wait_for
 from mount_tests.common import LIBC, NOBODY, as_nobody, check, daemon_only, must, refused, root_only, same, write_synced
 from mount_tests.helpers import loop_device, small_volume
-from mount_tests.supervise import DEAD, both, kill_serving, supervised
+from mount_tests.supervise import both, dead, kill_serving, supervised
 from mount_tests.transport import with_rings
 
 # `make upgrade-rounds` asks for more.
@@ -574,7 +574,7 @@ def killed_at_each_step(volume, _top):
                 must(code == BACK and "mount has ended" in text, f"{step}: {code} {text}")
                 wait_for("the dead mount", lambda: not v.alive(), 10)
                 for fd in held, gone:
-                    with refused(*DEAD):
+                    with refused(*dead()):
                         os.fsync(fd)
                     with contextlib.suppress(OSError):
                         os.close(fd)
@@ -647,7 +647,7 @@ def a_parent_follows_where_the_old_process_is_killed(volume, _top):
                 if lives:
                     same(os.pread(held, 100, 0)[:len(step)], step.encode(), f"{step}: the open file")
                 else:
-                    with refused(*DEAD):
+                    with refused(*dead()):
                         os.fsync(held)
                     with contextlib.suppress(OSError):
                         os.close(held)

@@ -14,7 +14,7 @@ import time
 from fslib import is_running, kill_and_wait, run, wait_for
 from mount_tests.common import NOBODY, as_nobody, check, daemon_only, must, refused, same, write_synced
 from mount_tests.helpers import small_volume
-from mount_tests.supervise import DEAD, both, kill_serving, supervised
+from mount_tests.supervise import both, dead, kill_serving, supervised
 from mount_tests.upgrade import BACK, FAILPOINT, KILLED, Held, mounted_by_nobody, upgrade
 
 LOOKED = "looked after by the same program"
@@ -280,7 +280,7 @@ def what_a_parent_knew_its_successor_knows(volume, _top):
         # the third one
         kill_and_wait(both(v)[1], signal.SIGKILL)
         wait_for("the end of the parent", lambda: not is_running(parent), 10)
-        with refused(*DEAD):
+        with refused(*dead()):
             os.statvfs(v.mnt)
         must("more than 2 times within 3600 seconds" in log.read_text(), "the log")
     with watched(volume, "supervise=100/3600", "cache=through") as (v, log):
