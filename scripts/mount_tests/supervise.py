@@ -203,7 +203,7 @@ def what_open_files_see(volume, _top):
             time.sleep(0.2)
             kill_serving(v)
             thread.join()
-            dead = {
+            calls = {
                 "fsync": lambda: os.fsync(held),
                 "fsync of what was collected": lambda: os.fsync(collected),
                 "a listing": lambda: os.listdir(cwd),
@@ -216,7 +216,7 @@ def what_open_files_see(volume, _top):
             }
             must(under_way and under_way[0] in (errno.ENOTCONN, errno.ECONNABORTED), f"a call under way got {under_way}")
             for _ in range(2):
-                for name, call in dead.items():
+                for name, call in calls.items():
                     try:
                         answer = call()
                     except OSError as error:
