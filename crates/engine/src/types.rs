@@ -555,6 +555,8 @@ pub struct DomainInfo {
     pub cleaned_blocks: u64,
     /// Blocks moved since mount so that their files lie in fewer pieces.
     pub defragmented_blocks: u64,
+    /// Blocks that lay in groups since mount which it emptied for other domains that lacked room.
+    pub relocated_blocks: u64,
     /// Name of the tenant that it belongs to.
     pub tenant: Option<String>,
     /// How it uses its journal: `ordered`, `data`, or `scratch` for not at all; `None`: as the mount says.

@@ -320,3 +320,90 @@ fn many_threads_find_as_much_room_as_one() {
     // extents lie otherwise: node blocks more or less
     assert!(one.abs_diff(many) <= 32, "{one} blocks with one thread, {many} with 64");
 }
+
+/// What a file of the tests below holds in its block `n`.
+fn block_of(file: usize, n: u64) -> Vec<u8> {
+    let mut block = vec![file as u8; BLOCK as usize];
+    block[..8].copy_from_slice(&n.to_le_bytes());
+    block
+}
+
+fn check_file(v: &Volume, f: &OpenFile, number: usize, blocks: u64) {
+    let mut seen = vec![0; BLOCK as usize];
+    for n in 0..blocks {
+        assert_eq!(v.read(f, n * BLOCK, &mut seen).unwrap(), seen.len());
+        assert_eq!(seen, block_of(number, n), "block {n} of file {number}");
+    }
+}
+
+/// A domain whose groups are all in use to a quarter has room for another that lacks it: its groups are emptied, and its
+/// files stay what they are, also for those who read and overwrite them meanwhile.
+#[test]
+fn groups_in_use_are_emptied_for_the_domain_that_needs_them() {
+    const BLOCKS: u64 = 128;
+    for domains in [2, 8] {
+        let d = device(96, domains);
+        let v = mount(&d);
+        let [a, b] = two_dirs(&v);
+        let mut files = Vec::new();
+        'full: loop {
+            let number = files.len();
+            let f = file(&v, b, &format!("f{number}"));
+            for n in 0..BLOCKS {
+                match v.write(&f, n * BLOCK, &block_of(number, n)) {
+                    Ok(_) => {}
+                    Err(Error::NoSpace) => break 'full,
+                    Err(e) => panic!("file {number}: {e}"),
+                }
+            }
+            files.push(f);
+        }
+        v.unlink(b, format!("f{}", files.len()).as_bytes()).unwrap();
+        v.sync().unwrap();
+        for n in (0..files.len()).filter(|n| n % 4 != 1) {
+            v.unlink(b, format!("f{n}").as_bytes()).unwrap();
+        }
+        let kept: Vec<_> = files.into_iter().enumerate().filter(|(n, _)| n % 4 == 1).collect();
+        v.sync().unwrap();
+        let (told, free) = (offered(&v, a), v.statfs().free * BLOCK);
+        let target = file(&v, a, "target");
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let written = std::thread::scope(|s| {
+            for half in 0..2 {
+                let (v, kept, stop) = (&v, &kept, &stop);
+                s.spawn(move || {
+                    let mut round = 0;
+                    while !stop.load(std::sync::atomic::Ordering::Relaxed) || round == 0 {
+                        for (number, f) in kept.iter().filter(|(n, _)| n / 4 % 2 == half) {
+                            let n = round % BLOCKS;
+                            match v.write(f, n * BLOCK, &block_of(*number, n)) {
+                                Ok(_) | Err(Error::NoSpace) => {}
+                                Err(e) => panic!("file {number}: {e}"),
+                            }
+                            check_file(v, f, *number, BLOCKS);
+                        }
+                        round += 1;
+                    }
+                });
+            }
+            let written = fill(&v, &target, 9);
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            written
+        });
+        let why = format!("{domains} domains: {written} written, {told} told of, {free} free");
+        assert!(told < free / 2, "{why}: groups are empty");
+        assert!(written > free * 6 / 10, "{why}");
+        kept.iter().for_each(|(number, f)| check_file(&v, f, *number, BLOCKS));
+        v.sync().unwrap();
+        kept.iter().for_each(|(number, f)| check_file(&v, f, *number, BLOCKS));
+        drop((kept, target));
+        // reading has changed times
+        v.sync().unwrap();
+        let live = v.statfs();
+        v.unmount().unwrap();
+        fsck(std::slice::from_ref(&d)).unwrap();
+        let v = mount(&d);
+        assert_eq!(v.statfs().free, live.free);
+        v.unmount().unwrap();
+    }
+}

@@ -106,6 +106,8 @@ pub struct Counters {
     pub cleaned: AtomicU64,
     /// Blocks moved so that their files lie in fewer pieces.
     pub defragmented: AtomicU64,
+    /// Blocks moved out of groups that other domains needed.
+    pub relocated: AtomicU64,
 }
 
 /// See the module.
@@ -586,6 +588,7 @@ impl Domain {
             fast_syncs: self.counters.fast_syncs.sum().max(0) as u64,
             cleaned_blocks: self.counters.cleaned.load(Ordering::Relaxed),
             defragmented_blocks: self.counters.defragmented.load(Ordering::Relaxed),
+            relocated_blocks: self.counters.relocated.load(Ordering::Relaxed),
             tenant: self.tenant_root().and_then(|_| self.binding()).map(|b| b.name),
             journal_mode: self.journal_mode().map(braidfs_format::domain::JournalMode::name),
             numa_node: self.place.node(),

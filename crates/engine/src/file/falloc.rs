@@ -49,7 +49,7 @@ impl MountedVolume {
             // what others have freed counts when that is durable
             self.reap_for_room();
             self.settle_all()?;
-            if need > self.room(d, need) + d.space.margin() {
+            if need > self.room_by_relocation(d, need)? + d.space.margin() {
                 return Err(Error::NoSpace);
             }
         }
@@ -317,8 +317,8 @@ impl Volume {
             FallocMode::Allocate { .. } => i.promise(c, offset / PAGE, end.div_ceil(PAGE))?,
             FallocMode::ZeroRange { .. } => {
                 // of what it has the same is given back
-                let have = i.room(i.dom(c.domain), u64::MAX) + c.state.read().blocks();
-                if len.div_ceil(PAGE) > have {
+                let (need, have) = (len.div_ceil(PAGE), c.state.read().blocks());
+                if need > i.room_by_relocation(i.dom(c.domain), need.saturating_sub(have))? + have {
                     return Err(Error::NoSpace);
                 }
                 0

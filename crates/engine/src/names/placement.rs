@@ -122,7 +122,8 @@ impl MountedVolume {
                 continue;
             }
             // for numbers, of which a limit of space is none
-            if !(dom.space.at_limit() && self.claim_beyond_limit(dom)?) {
+            let more = if dom.space.at_limit() { self.claim_beyond_limit(dom)? } else { self.relocate_for(dom)? };
+            if !more {
                 return Ok(None);
             }
         }

@@ -95,6 +95,14 @@ impl Space {
         empty.map(|g| (g.number, u64::from(g.total()))).collect()
     }
 
+    /// Groups that hold something, as a hint, each with its blocks in use and all of them.
+    pub(crate) fn used_groups(&self) -> Vec<(u32, u64, u64)> {
+        let groups = self.groups.read();
+        let used = |g: &Group| u64::from(g.total() - g.free().min(g.total()));
+        let open = groups.values().filter(|g| !g.is_closed()).map(|g| (g.number, used(g), u64::from(g.total())));
+        open.filter(|(_, used, _)| *used > 0).collect()
+    }
+
     /// Groups that hold little metadata and nothing else, as [`Self::empty_groups`], where lower ones have room for it:
     /// so nothing is moved to and fro.
     pub(crate) fn sparse_groups(&self) -> Vec<(u32, u64)> {

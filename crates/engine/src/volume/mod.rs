@@ -28,6 +28,7 @@ pub mod open_file;
 pub(crate) mod operation;
 pub mod quotas;
 pub mod rebalance;
+mod relocate;
 pub mod remount;
 pub mod remove_device;
 pub mod resize;

@@ -2,7 +2,8 @@
 //!
 //! A group of the volume is a domain's or nobody's. A domain without room takes one of nobody's, else others give back
 //! those of theirs that hold nothing: no block and no inode in use, and nothing that a crash could bring back. What is
-//! told of room ([`Volume::statfs_of`]) counts just that.
+//! told of room ([`Volume::statfs_of`]) counts just that. Before an operation is refused, another domain empties a group that is
+//! in use ([`super::relocate`]).
 
 use super::operation::METADATA_OF_WRITE;
 use super::{MountedVolume, Volume};
@@ -181,16 +182,18 @@ impl MountedVolume {
             blocks += if can { n } else { 0 };
             can
         };
-        // nobody could claim them
-        let end = self.claim_end.load(Ordering::Relaxed);
-        let drained = self.drained_groups();
-        let fits_in = |g: &u32| *g < end && !drained.contains(g) && !not.iter().any(|n| n.contains(g));
-        let unused = |(g, _): &(u32, u64)| fits_in(g) && d.nodes.is_empty(*g);
+        let unused = |(g, _): &(u32, u64)| self.can_claim(*g, not) && d.nodes.is_empty(*g);
         let empty = d.space.empty_groups().into_iter().filter(unused);
         let empty = empty.filter(|(_, n)| fits(*n, 0)).map(|(g, _)| g).collect();
         let sparse = d.space.sparse_groups().into_iter().filter(unused);
         let sparse = sparse.filter(|(_, n)| fits(*n, n / 2)).map(|(g, _)| g).collect();
         (empty, sparse, blocks)
+    }
+
+    /// Whether a domain that may not have those among `not` could claim a group if it were nobody's, a hint.
+    pub(super) fn can_claim(&self, group: u32, not: &[Range<u32>]) -> bool {
+        let end = self.claim_end.load(Ordering::Relaxed);
+        group < end && !self.drained_groups().contains(&group) && !not.iter().any(|n| n.contains(&group))
     }
 
     /// Has a domain write the metadata elsewhere that keeps groups from being empty; whether there was some. Does nothing
@@ -225,6 +228,11 @@ impl MountedVolume {
         }
         drop(self.emptying.lock());
         true
+    }
+
+    /// Whether this thread is the one that empties groups.
+    pub(super) fn is_emptying(&self) -> bool {
+        EMPTYING.get()
     }
 
     /// [`Self::empty_sparse`] by the one that holds `emptying`.
@@ -265,12 +273,15 @@ impl MountedVolume {
         let n = *attempt;
         *attempt += 1;
         let s = d.space.stats();
-        let none = || if self.wait_for_emptying() { Ok(()) } else { Err(Error::NoSpace) };
+        // who is at a limit of its own gains nothing by what others do
+        let others = !d.space.at_limit();
+        let none = || {
+            let more = others && self.relocate_for(d)? || self.wait_for_emptying();
+            if more { Ok(()) } else { Err(Error::NoSpace) }
+        };
         if n >= 3 {
             return none();
         }
-        // who is at a limit of its own gains nothing by what others do
-        let others = !d.space.at_limit();
         if n == 1 && others && self.empty_sparse_for(d)? && self.claim_group(d)? {
             return Ok(());
         }
@@ -414,7 +425,8 @@ impl Volume {
     }
 
     /// [`Self::write_room`], where that is below `want` after a commit: operations reserve more for metadata than they need,
-    /// and what was freed by others counts when it is durable. For whoever is about to say that there is no space.
+    /// and what was freed by others counts when it is durable; other domains empty groups that are in use. For whoever is about
+    /// to say that there is no space.
     ///
     /// # Errors
     /// [`Error::NotFound`] where no domain has such a number; of a commit.
@@ -432,7 +444,7 @@ impl Volume {
         if i.room(d, want) < want {
             i.wait_for_emptying();
         }
-        Ok(i.room(d, want))
+        i.room_by_relocation(d, want)
     }
 }
 

@@ -4,7 +4,7 @@
 
 use crate::ops::At::{Path, Slot};
 use crate::ops::{Op, P};
-use braidfs::{FallocMode, FileKind};
+use braidfs::{FallocMode, FileKind, RenameMode};
 
 /// Where files are grown: behind what they hold.
 const FROM: u64 = 64 << 10;
@@ -37,6 +37,8 @@ fn content(path: &'static str, len: u32, seed: u32) -> [Op; 2] {
 pub fn groups() -> Vec<(&'static str, Vec<Op>)> {
     let [new_a, write_a] = content("A/n", 300_000, 60);
     let [new_b, write_b] = content("B/n", 300_000, 61);
+    // what is written then lies in a group that the domain has claimed
+    let [fill_a, fill_write] = content("A/x", 3_720_000, 64);
     let unlink = |path| Op::Unlink { path: P(path) };
     vec![
         (
@@ -101,6 +103,44 @@ pub fn groups() -> Vec<(&'static str, Vec<Op>)> {
             ],
         ),
         (
+            "emptied of a synced file for the other domain",
+            vec![
+                fill_a.clone(),
+                fill_write.clone(),
+                Op::Sync,
+                new_a.clone(),
+                write_a.clone(),
+                fsync("A/n"),
+                unlink("A/x"),
+                Op::Sync,
+                grow("B/h", ALL),
+                new_b.clone(),
+                write_b.clone(),
+                fsync("B/n"),
+                Op::Sync,
+            ],
+        ),
+        (
+            "emptied of a file that is overwritten and renamed for the other domain",
+            vec![
+                fill_a,
+                fill_write,
+                new_a.clone(),
+                write_a.clone(),
+                fsync("A/n"),
+                unlink("A/x"),
+                commit("A", true),
+                Op::Write { at: Path(P("A/n")), off: 4096, len: 9000, seed: 63 },
+                Op::Rename { from: P("A/n"), to: P("B/m"), mode: RenameMode::Replace },
+                grow("B/h", ALL),
+                fsync("B/m"),
+                new_b.clone(),
+                write_b.clone(),
+                commit("B", false),
+                Op::Sync,
+            ],
+        ),
+        (
             "domains commit alone",
             vec![
                 grow("A/f", ALL),
@@ -135,4 +175,32 @@ pub fn groups() -> Vec<(&'static str, Vec<Op>)> {
             ],
         ),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::workload::bases;
+    use crate::run::{Runner, set_clock};
+    use braidfs::Placement;
+
+    /// Blocks that these operations have moved out of groups for the other domain.
+    fn relocated(base: &super::super::workload::Base, ops: &[super::Op]) -> u64 {
+        set_clock(0);
+        let mut r = Runner::new(&base.setup, base.image.clone(), base.model.clone(), base.keys.clone()).unwrap();
+        ops.iter().for_each(|op| r.apply(op).unwrap());
+        let moved = r.volume().unwrap().domains().iter().map(|d| d.relocated_blocks).sum();
+        r.abandon();
+        moved
+    }
+
+    #[test]
+    fn groups_in_use_are_emptied() {
+        let bases = bases().unwrap();
+        for (name, ops) in super::groups().into_iter().filter(|(name, _)| name.starts_with("emptied of")) {
+            // with `spread` the files lie in other domains than their directories
+            let plain = bases.iter().filter(|b| !b.kind.shared && b.kind.placement == Placement::Dirs);
+            let moved: Vec<_> = plain.map(|base| (base.kind, relocated(base, &ops))).collect();
+            assert!(moved.iter().all(|(_, n)| *n > 0), "{name}: {moved:?}");
+        }
+    }
 }
