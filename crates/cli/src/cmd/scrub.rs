@@ -27,7 +27,7 @@ const POLL: Duration = Duration::from_millis(200);
     mounted volume runs in its server with low priority and stops with this command. After a finding unmount and use \
     `braidfs fsck -fy`.")]
 pub struct Args {
-    /// Instead, mend what a crash left between domains: stale entries, lost links
+    /// Instead, of an unmounted volume: mend what a crash left between domains (stale entries, lost links)
     #[arg(long, conflicts_with = "json")]
     mend: bool,
     /// Of a mounted volume: read at most this much per second
