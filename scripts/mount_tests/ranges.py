@@ -1,7 +1,7 @@
 """Ranges of a file: fallocate's modes, and where its blocks lie.
 
 Collapse, insert and FIEMAP are refused by the kernel's FUSE before the daemon is asked (fs/fuse/file.c and fs/ioctl.c; see
-README.md, Limits). These checks hold the refusals to what programs expect of a file system without them: EOPNOTSUPP, and
+docs/mounted.md). These checks hold the refusals to what programs expect of a file system without them: EOPNOTSUPP, and
 nothing changed. When a kernel hands them on, they fail, and the library's operations can be tried here.
 """
 

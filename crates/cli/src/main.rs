@@ -76,6 +76,7 @@ enum Command {
     Quota(cmd::quota::Args),
     Tenant(cmd::tenant::Args),
     // boxed: its arguments are many
+    #[command(after_help = cmd::bench::EXAMPLES)]
     Bench(Box<fxmark::cli::Args>),
     #[command(hide = true)]
     Man(cmd::man::Args),

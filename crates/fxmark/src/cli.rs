@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicBool;
 /// Examples for `--help`.
 pub const EXAMPLES: &str = "Examples:\n  \
     fxmark --quick                               everything once, on all file systems: does it work?\n  \
-    fxmark -t ext4,xfs,tmpfs -o results.json     the microbenchmarks, figures to talk about\n  \
+    fxmark -t ext4,xfs,tmpfs -o results.json     these three, figures to talk about\n  \
     fxmark -t /mnt/a -t /mnt/b --tests MWCM      two directories, one test; no root needed\n  \
     fxmark report results.json -o report.html    figures as one HTML page\n  \
     fxmark compare before.json after.json        what changed, and is it more than chance?\n\n\

@@ -21,7 +21,7 @@ type Res<T> = Result<T, String>;
 #[command(after_help = "Examples:\n  braidfs cp -r ./dir disk.img:/x     into the volume\n  \
     braidfs cp disk.img:/x/y .          out of it\n  \
     braidfs cp -rp disk.img:/ ./all     everything, with owners, modes and times\n\n\
-    DEVICE:PATH names a file in a volume; PATH is absolute. A host file whose name holds `:/` is found all the same\n\
+    DEVICE:PATH names a file in a volume; PATH is absolute. A host file whose name holds `:/` is found all the same \
     where it exists.")]
 pub struct Args {
     /// Directories and all below; symlinks are copied as symlinks

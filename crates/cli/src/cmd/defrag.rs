@@ -23,9 +23,9 @@ const SHOWN: usize = 10;
     Examples:\n  braidfs defrag /mnt            all files of the volume that is mounted there\n  \
     braidfs defrag /mnt/db /mnt/f  one directory with all below it, and one file\n  \
     braidfs defrag -c /mnt         only say how many pieces there are\n\n\
-    Parts of files are moved where their pieces have less than 128 KiB on average: read, written side by side, and where\n\
-    they lay becomes free with the same commit. A crash at any moment changes nothing of their content. Others may read and\n\
-    write meanwhile. Files that are always overwritten in place (chattr +C, fallocate) are left as they are. A mount does the\n\
+    Parts of files are moved where their pieces have less than 128 KiB on average: read, written side by side, and where \
+    they lay becomes free with the same commit. A crash at any moment changes nothing of their content. Others may read and \
+    write meanwhile. Files that are always overwritten in place (chattr +C, fallocate) are left as they are. A mount does the \
     same by itself while nothing else goes on and room is plenty, but with -o nodefrag."
 )]
 pub struct Args {

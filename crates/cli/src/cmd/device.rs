@@ -25,20 +25,20 @@ const KEPT: u8 = 4;
 /// Add a device to a volume, have data move there, drain one, or remove it, while the volume is mounted or not
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit codes: 0 done (of drain: nothing keeps the device), 1 it failed, or wrong usage, 4 something keeps a device that is\n\
+    after_help = "Exit codes: 0 done (of drain: nothing keeps the device), 1 it failed, or wrong usage, 4 something keeps a device that is \
     drained.\n\n\
     Examples:\n  braidfs device add /mnt /dev/sdc              one more device for the volume that is mounted there\n  \
     braidfs device add --size 10G a.img b.img     a new image file for a volume that is not mounted\n  \
-    braidfs device drain /mnt /dev/sdc            nothing new goes there; says which directories keep it\n  \
+    braidfs device drain /mnt /dev/sdc            nothing new goes there; tells what keeps it\n  \
     braidfs device drain --end /mnt /dev/sdc      it is one like any other again\n  \
     braidfs device rebalance /mnt                 data moves until all devices are used evenly\n  \
     braidfs device remove /mnt /dev/sdc           what lies there moves, and it is free for others\n  \
     braidfs device remove a.img b.img UUID        by its UUID, as `braidfs info` shows it\n\n\
-    From then on each mount names all devices of the volume (in /etc/fstab, joined by commas). Killed or without power at\n\
+    From then on each mount names all devices of the volume (in /etc/fstab, joined by commas). Killed or without power at \
     any moment, the volume is with the device or without it, and the same command again goes on.\n\n\
-    The last device can be removed, as long as no file has its inode number there, and no domain its journal (mkfs puts\n\
-    them on all devices that it is given). `drain` keeps new files away, also after the next mount, moves what can move, and\n\
-    says where the others are: copy them within the volume, remove the old ones, then remove the device. Mounted, drain\n\
+    The last device can be removed, as long as no file has its inode number there, and no domain its journal (mkfs puts \
+    them on all devices that it is given). `drain` keeps new files away, also after the next mount, moves what can move, and \
+    says where the others are: copy them within the volume, remove the old ones, then remove the device. Mounted, drain \
     and remove need -o cache=through. A device that holds something is added only with --force."
 )]
 pub struct Args {

@@ -19,8 +19,8 @@ use std::sync::Mutex;
     braidfs fsck -f disk.img      check in any case\n  \
     braidfs fsck -fy disk.img     check and repair\n\n\
     Without -y, -p or -a nothing is written.\n\n\
-    Memory: 24 bytes per inode, up to --memory (then the node tables are read several times); 32 MiB per TiB of the\n\
-    volume in use; 16 bytes per directory; 3 MiB per thread (two per CPU); up to 60 MiB of the allocator's. A volume\n\
+    Memory: 24 bytes per inode, up to --memory (then the node tables are read several times); 32 MiB per TiB of the \
+    volume in use; 16 bytes per directory; 3 MiB per thread (two per CPU); up to 60 MiB of the allocator's. A volume \
     with errors takes about 100 bytes per small file and 1 KiB per damaged one, without bound."
 )]
 pub struct Args {

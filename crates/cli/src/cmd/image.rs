@@ -33,9 +33,9 @@ const DEVICE_BLOCKS: u64 = 1 << 32;
     braidfs image export disk.img report.brfs         all metadata, no data, compressed\n  \
     braidfs image import report.brfs copy.img         a sparse image of it\n  \
     braidfs fsck -fn copy.img                         finds there what it finds on the volume\n\n\
-    File data, also of small files, and the values of extended attributes become zeros. Names of files and of extended\n\
-    attributes, targets of symbolic links, sizes, owners and times stay: whoever gets the file sees them. Other users\n\
-    cannot read what either command makes (mode 0600). The volume is not mounted meanwhile, and not changed: a journal\n\
+    File data, also of small files, and the values of extended attributes become zeros. Names of files and of extended \
+    attributes, targets of symbolic links, sizes, owners and times stay: whoever gets the file sees them. Other users \
+    cannot read what either command makes (mode 0600). The volume is not mounted meanwhile, and not changed: a journal \
     that was not replayed is replayed in memory, and the file has the result.")]
 pub struct Args {
     #[command(subcommand)]

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 /// Show what a volume is: superblock, domains, space
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  braidfs info disk.img\n  braidfs info --json /dev/sdb /dev/sdc\n\n\
-    Nothing is written; a journal that was not replayed is replayed in memory only. Of a volume in use (mounted) it\n\
+    Nothing is written; a journal that was not replayed is replayed in memory only. Of a volume in use (mounted) it \
     shows the state of the last checkpoint, and says so: what the journals have since is not in it.")]
 pub struct Args {
     /// Print it as JSON

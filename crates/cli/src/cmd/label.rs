@@ -19,8 +19,8 @@ use std::path::{Path, PathBuf};
     braidfs label disk.img backup    another one\n  \
     braidfs label /mnt \"\"            the volume that is mounted there has none any more\n  \
     braidfs label a.img,b.img data   of a volume on two devices\n\n\
-    What udev, lsblk -f and LABEL= in /etc/fstab know the volume by: up to 63 bytes. It is durable when the command returns.\n\
-    Only root and the owner of the root directory change that of a mounted volume. What udev knows changes when the device\n\
+    What udev, lsblk -f and LABEL= in /etc/fstab know the volume by: up to 63 bytes. It is durable when the command returns. \
+    Only root and the owner of the root directory change that of a mounted volume. What udev knows changes when the device \
     is looked at again: udevadm trigger.")]
 pub struct Args {
     /// The result as JSON

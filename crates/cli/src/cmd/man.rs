@@ -135,7 +135,7 @@ fn names(row: &Row) -> String {
     // a value that stands for any is shown as such
     let shown = |name: &&str| match name.split_once('=') {
         Some(
-            (name @ ("data" | "fuseblk" | "latency" | "transport"), value)
+            (name @ ("data" | "fuseblk" | "latency" | "numa" | "overwrite" | "transport"), value)
             | (name @ "cache", value @ ("back" | "through")),
         ) => {
             format!("{name}={value}")
@@ -143,8 +143,9 @@ fn names(row: &Row) -> String {
         Some((name, _)) => format!("{name}="),
         None => (*name).to_string(),
     };
-    let list: Vec<String> = row.names.iter().map(shown).map(|n| format!("\\fB\\%{}\\fR", plain(&n))).collect();
-    list.join(", ")
+    let mut list: Vec<String> = row.names.iter().map(shown).collect();
+    list.dedup();
+    list.iter().map(|n| format!("\\fB\\%{}\\fR", plain(n))).collect::<Vec<_>>().join(", ")
 }
 
 fn how(row: &Row) -> &'static str {

@@ -115,8 +115,9 @@ braidfs \- a file system of many independent logs braided into one namespace
 .SH DESCRIPTION
 A braidfs volume is one or more image files or block devices, or exports of NBD servers
 (\fInbd://HOST[:PORT][/EXPORT]\fR, \fInbd+unix:///EXPORT?socket=PATH\fR; with the parameters \fItimeout=SECONDS\fR (30),
-\fIconnections=N\fR (4) and \fIlease=SECONDS\fR or \fIlease=off\fR (15); one machine at a time writes such a volume). It is made of \fIdomains\fR: each has its own journal,
-allocator, node table and cleaner, so that work in one waits for nothing in another; all of them are one directory tree.
+\fIconnections=N\fR (4) and \fIlease=SECONDS\fR or \fIlease=off\fR (15)). One machine at a time writes a volume.
+It is made of \fIdomains\fR: each has its own journal, allocator, node table and cleaner, so that work in one does not wait for
+work in another. All of them are one directory tree.
 A process in user space serves it through FUSE; no kernel module is needed but \fIfuse\fR.
 .SS What survives a crash
 After fsync(2) of a file its data, its attributes and every name on its path survive; after fsync(2) of a directory all
@@ -133,8 +134,8 @@ mount.braidfs(8) has the table of all. Those that change what survives or how fa
 Changes are durable after this long at the latest.
 .TP
 \fBdata=ordered\fR, \fBdata=journal\fR, \fBdata=writeback\fR
-Whether a commit writes the data before the metadata that names it (not with \fBwriteback\fR), and whether files that are always
-overwritten in place are (not with \fBjournal\fR, where they change as a whole with their metadata).
+With \fBordered\fR, the default, and \fBjournal\fR a commit writes data before the metadata that names it; with
+\fBwriteback\fR it does not. With \fBjournal\fR no file is overwritten in place: each changes as a whole with its metadata.
 .TP
 \fBoverwrite=auto\fR, \fBoverwrite=log\fR
 Whether an fsync(2) may write changed blocks where they lie, or always writes them elsewhere.
@@ -147,7 +148,7 @@ the udev rule of this package runs, lsblk(8) shows them, and /dev/disk/by\-uuid 
 volume of several devices all have the same UUID, and a link names any one of them: name such volumes by their devices.
 .SS Limits
 mkfs.braidfs(8) makes volumes of 32 MiB to 16 TiB. braidfs\-resize(8) makes them as small as what is on them allows, also
-below that, and as large as 64 TiB, but no larger than 1024 times (above 16 TiB: 4 times) their first size. A volume has at most 16 devices
+below that, and as large as 64 TiB, but no larger than 1024 times their first size. A volume has at most 16 devices
 and 256 domains; a name has at most 255 bytes.
 .SH FILES
 .TP
@@ -177,7 +178,7 @@ options fuse enable_uring=Y
 lets requests come through io_uring, on Linux 6.14 or newer.
 .TP
 .I /usr/share/doc/braidfs
-The documentation that other pages name: mounted.md, remote.md and more, in text. Below /usr/local where \fBmake install\fR put it.
+The documentation that other pages name: mounted.md, remote.md and more, in text. In /usr/local/share where \fBmake install\fR put it.
 .SH NOTES
 File data has checksums only on volumes made with \fBmkfs.braidfs \-\-data\-checksums\fR; metadata always has.
 The format may still change: a volume of another version is refused with a message that names both.

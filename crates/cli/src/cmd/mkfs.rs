@@ -22,12 +22,12 @@ const VOLUME_BYTES: std::ops::RangeInclusive<u64> = 32 << 20..=16 << 40;
 /// Make a volume on image files or block devices
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  braidfs mkfs --size 10G disk.img        make an image file of 10 GiB and a volume in it\n  \
-    braidfs mkfs -L data /dev/sdb           a block device\n  \
+    after_help = "Examples:\n  braidfs mkfs --size 10G disk.img             make an image file of 10 GiB and a volume in it\n  \
+    braidfs mkfs -L data /dev/sdb                a block device\n  \
     braidfs mkfs --domains 8 /dev/sdb /dev/sdc   one volume over two devices\n\n\
     A new volume has 32 MiB to 16 TiB (braidfs-resize(8) goes further). Sizes take K, M, G, T (powers of 1024).\n\n\
-    What a device holds is recognised with wipefs(8) of util-linux, and by braidfs itself: it is overwritten only with\n\
-    --force; its signatures are then wiped."
+    A device that holds something is overwritten only with --force; its signatures are then wiped. What it holds is recognised \
+    with wipefs(8) of util-linux, and by braidfs itself."
 )]
 pub struct Args {
     /// Label, at most 63 bytes

@@ -39,38 +39,40 @@ const LOCKS_WAIT: Duration = Duration::from_secs(10);
 /// Mount a volume
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Options of -o, as in mount(8):\n  \
-    ro rw remount relatime noatime strictatime nodiratime lazytime sync dirsync suid nosuid dev nodev exec noexec\n  \
-    nosymfollow allow_other commit=SECONDS data=MODE overwrite=HOW cache=SIZE threads=N fuseblk=WHEN latency=WHAT\n  \
-     transport=HOW metrics=WHERE slow=MS discard nodiscard nodefrag fileflags private user_xattr cache=back cache=through\n  \
-     supervise[=TIMES/SECONDS] tenant=NAME numa=HOW\n\
+    ro rw remount relatime noatime strictatime nodiratime lazytime sync dirsync suid nosuid\n  \
+    dev nodev exec noexec nosymfollow allow_other commit=SECONDS data=MODE overwrite=HOW\n  \
+    cache=SIZE cache=back cache=through threads=N fuseblk=WHEN latency=WHAT transport=HOW\n  \
+    metrics=WHERE slow=MS discard nodiscard nodefrag fileflags private user_xattr\n  \
+    supervise[=TIMES/SECONDS] tenant=NAME numa=HOW\n\
     mount.braidfs(8) has the table of all, and what a remount does with each.\n\n\
-    discard: free space of 2 MiB and more is discarded (TRIM, hole punch) as it becomes free; without it, fstrim does\n\
+    discard: free space of 2 MiB and more is discarded (TRIM, hole punch) as it becomes free; without it, fstrim does \
     that when it is called.\n\n\
-    overwrite=auto (default): an fsync of changed blocks writes them where they lie, where that costs less, and from then\n\
-    on commits do, too, unless the volume has data checksums or is mounted with data=journal; log: always elsewhere, so\n\
-    that a crash leaves all of them or none.\n\n\
-    numa=auto (default): where the machine has several NUMA nodes, pages of a domain have memory of one of them, and its\n\
-    background threads run there: in turn, or at its device's where devices are at several; off: neither.\n\n\
-    private: for the mounting user alone, without permissions, ACLs and extended attributes; cache=through: each write\n\
-    goes to the server at once. Both save requests: mounted.md says what they give up.\n\n\
-    latency=auto (default): a process that alone sends many small requests is served on its own CPU\n\
-    (as root); low: also, idle CPUs do not halt while requests come (root; faster, above all in a\n\
+    overwrite=auto (default): an fsync may write changed blocks where they lie, if that costs less; from then \
+    on commits of that file do, too. Not if the volume has data checksums or is mounted with data=journal. \
+    log: changed blocks are always written elsewhere, so that a crash leaves all of them or none.\n\n\
+    numa=auto (default): if the machine has several NUMA nodes, each domain has one of them (in turn, or that of its \
+    device): memory for its pages comes from there, and its background threads run there. off: the kernel decides.\n\n\
+    private: for the mounting user alone, without permissions, ACLs and extended attributes; cache=through: each write \
+    goes to the server at once. Both save requests; mounted.md says what they give up.\n\n\
+    latency=auto (default): a process that alone sends many small requests is served on its own CPU \
+    (as root); low: also, idle CPUs do not halt while requests come (root; faster, above all in a \
     virtual machine, for more power); off: neither.\n\n\
-    transport=auto (default): requests come through io_uring, a queue for each CPU, where the kernel\n\
-    takes that (Linux 6.14; `echo Y > /sys/module/fuse/parameters/enable_uring` turns it on, a line\n\
-    `options fuse enable_uring=Y` in /etc/modprobe.d for good), else through /dev/fuse; ring: that or\n\
+    transport=auto (default): requests come through io_uring, a queue for each CPU, where the kernel \
+    takes that (Linux 6.14; `echo Y > /sys/module/fuse/parameters/enable_uring` turns it on, a line \
+    `options fuse enable_uring=Y` in /etc/modprobe.d for good), else through /dev/fuse; ring: that or \
     nothing; dev: /dev/fuse. The log says which and why.\n\n\
-    supervise: a parent waits for the process that serves, and where that dies (a crash, kill -9) mounts anew at the same\n\
-    place, unless it has died more than TIMES times within SECONDS (5/600). umount ends both, SIGTERM to either, too.\n\
-    Files that are open then stay dead (ENOTCONN): mounted.md. The log tells of it, so use --log-file.\n\n\
-    A DEVICE may lie on an NBD server: nbd://HOST[:PORT][/EXPORT], nbd+unix:///EXPORT?socket=PATH, with\n\
+    supervise: a parent waits for the process that serves the mount. If that dies (a crash, kill -9), the parent mounts \
+    anew at the same place, unless it has died more than TIMES times within SECONDS (5/600). umount ends both, and so \
+    does SIGTERM to either. Files that were open stay dead (ENOTCONN): see mounted.md. The log tells of it, so use \
+    --log-file.\n\n\
+    A DEVICE may lie on an NBD server: nbd://HOST[:PORT][/EXPORT], nbd+unix:///EXPORT?socket=PATH, with \
     ?timeout=SECONDS (30), connections=N (4), lease=SECONDS or off (15): remote.md. Such a volume has one writer.\n\n\
     The documentation lies in /usr/share/doc/braidfs, or docs/ of the sources.\n\n\
     Examples:\n  braidfs mount disk.img /mnt\n  braidfs mount -o ro,noatime /dev/sdb /dev/sdc /mnt\n  \
     braidfs mount nbd://storage/vol1 /mnt           on another machine's disk\n  \
     braidfs mount -f --log debug disk.img /mnt      in the foreground\n  \
     braidfs mount -o remount,ro /mnt                read-only from now on\n  \
-    braidfs mount -o tenant=web /mnt /srv/web       a tenant of it by itself (tenants.md)\n\n\
+    braidfs mount -o tenant=web /mnt /srv/web       one tenant of it, by itself (tenants.md)\n\n\
     In /etc/fstab (with this program linked as /sbin/mount.braidfs):\n  \
     /srv/disk.img  /mnt  braidfs  noatime,commit=10  0 2\n\n\
     Exit codes: 1 wrong usage, 2 system error, 32 the mount failed.")]

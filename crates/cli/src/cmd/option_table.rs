@@ -73,7 +73,7 @@ pub const TABLE: &[Row] = &[
         &["dirsync"],
         How::Both,
         Again::Ignored,
-        "Every change of names is. The kernel keeps it from the mount on, in every file system.",
+        "Every change of names is durable before the call returns. The kernel changes it on no remount, of any file system.",
     ),
     row(&["suid", "nosuid"], How::Passed, Again::Changes, "Set-user-ID bits count. Only root may say suid."),
     row(&["dev", "nodev"], How::Passed, Again::Changes, "Device files can be opened. Only root may say dev."),
@@ -101,24 +101,23 @@ pub const TABLE: &[Row] = &[
         &["overwrite=auto", "overwrite=log"],
         How::Taken,
         Again::Ignored,
-        "auto, the default: an fsync of a file of which blocks changed that lie on the device already writes them there, \
-         where that costs less, and from then on commits do, too; so that a crash may leave some of them old and some new, \
-         as ext4 does. log: never, unless the \
-         file is one that is always overwritten in place (fallocate, chattr +C).",
+        "auto, the default: an fsync may write changed blocks where they lie, if that costs less, and from then on commits \
+         of that file do, too; so a crash may leave some of them old and some new, as on ext4. log: never, except in \
+         files that are always overwritten in place (fallocate, chattr +C).",
     ),
     row(
         &["cache=64M"],
         How::Taken,
         Again::Ignored,
-        "Memory for data and metadata, a quarter of the machine's without.",
+        "Memory for data and metadata; by default a quarter of the machine's.",
     ),
     row(
         &["numa=auto", "numa=off"],
         How::Taken,
         Again::Ignored,
-        "auto, the default: where the process may use several NUMA nodes, each domain has one, in turn, or that of its device \
-         where the volume has devices at several: memory for its pages comes from there first, and background threads that work for it run on its CPUs. off: \
-         the kernel decides.",
+        "auto, the default: where the process may use several NUMA nodes, each domain has one of them, in turn, or that of its \
+         device where devices are at several nodes. Memory for its pages comes from there first, and background threads that \
+         work for it run on its CPUs. off: the kernel decides.",
     ),
     row(
         &["fileflags", "opens"],
@@ -132,9 +131,9 @@ pub const TABLE: &[Row] = &[
         &["cache=back", "cache=through"],
         How::Taken,
         Again::Ignored,
-        "Whether the kernel collects what programs write, which is the default, or hands on each write at once: fewer \
-         requests where files are written once and looked at again, more where they are appended to or overwritten in \
-         small pieces.",
+        "back, the default: the kernel collects what programs write. through: it hands on each write at once, which is \
+         fewer requests where files are written once and looked at again, and more where they are appended to or \
+         overwritten in small pieces.",
     ),
     row(
         &["private", "noprivate"],
@@ -148,14 +147,14 @@ pub const TABLE: &[Row] = &[
         &["user_xattr", "nouser_xattr"],
         How::Taken,
         Again::Ignored,
-        "With private: extended attributes all the same, for a request more with each file that is written. Without \
+        "With private: extended attributes all the same, for one more request with each file that is written. Without \
          private they are always there.",
     ),
     row(
         &["acl", "default_permissions"],
         How::Taken,
         Again::Ignored,
-        "The kernel checks permissions and access control lists: it does so anyway, but with private, which refuses these.",
+        "The kernel checks permissions and access control lists. It does so anyway, except with private, which refuses these.",
     ),
     row(
         &["discard", "nodiscard"],
@@ -167,10 +166,10 @@ pub const TABLE: &[Row] = &[
         &["defrag", "nodefrag"],
         How::Taken,
         Again::Ignored,
-        "Files in very many short pieces are made whole in the background, while nothing else goes on and room is plenty, or \
-         are not; `braidfs defrag` does it when called.",
+        "defrag, the default: files in very many short pieces are made whole in the background, while nothing else goes on and \
+         room is plenty. nodefrag: only `braidfs defrag` does that.",
     ),
-    row(&["threads=4"], How::Taken, Again::Ignored, "Threads that serve requests, one per CPU without."),
+    row(&["threads=4"], How::Taken, Again::Ignored, "Threads that serve requests; by default one per CPU."),
     row(
         &["fuseblk=auto", "fuseblk=always", "fuseblk=never"],
         How::Taken,
@@ -194,8 +193,8 @@ pub const TABLE: &[Row] = &[
         &["supervise", "supervise=5/600", "nosupervise"],
         How::Taken,
         Again::Ignored,
-        "A parent waits for the process that serves the mount and, where it dies, mounts anew at the same place: at most so \
-         often within so many seconds (5 and 600 without a value). Files that are open then stay dead.",
+        "A parent waits for the process that serves the mount and, if it dies, mounts anew at the same place: at most so \
+         often within so many seconds (5 and 600 without a value). Files that were open stay dead.",
     ),
     row(
         &["metrics=9100", "metrics=0.0.0.0:9100", "metrics=unix:/run/braidfs.sock"],
@@ -208,8 +207,7 @@ pub const TABLE: &[Row] = &[
         &["slow=100", "slow=0"],
         How::Taken,
         Again::Ignored,
-        "Requests that take longer than so many milliseconds are told to the log, with where their time went; 0, the default: \
-         none are.",
+        "Requests that take longer than so many milliseconds are logged, with where their time went; 0, the default: none are.",
     ),
     row(
         &["tenant=web"],

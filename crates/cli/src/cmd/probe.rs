@@ -21,11 +21,13 @@ const NOTHING: u8 = 2;
 
 /// Tell whether a device holds a volume, and which
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Exit codes: 0 it does, 1 wrong usage or the device cannot be read, 2 it does not.\n\n\
+#[command(
+    after_help = "Exit codes: 0 it holds a volume, 1 wrong usage or the device cannot be read, 2 it holds none.\n\n\
     Examples:\n  braidfs probe /dev/sdb          type, UUID and label as lines NAME=VALUE, as `blkid -o export`\n  \
     braidfs probe --udev /dev/sdb   as properties for udev, as `blkid -o udev -p`\n\n\
-    The superblock at the start of the device is read, nothing is written. The device may be in use. UUID_SUB is the\n\
-    device's own UUID: all devices of a volume have the same UUID.")]
+    The superblock at the start of the device is read, nothing is written. The device may be in use. UUID_SUB is the \
+    device's own UUID: all devices of a volume have the same UUID."
+)]
 pub struct Args {
     /// Print properties of udev(7), ID_FS_TYPE and so on
     #[arg(long)]

@@ -17,17 +17,17 @@ use std::time::Duration;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Exit codes: 0 done, 1 it failed or wrong usage.\n\n\
     Examples:\n  braidfs quota set --user alice --space 10G --inodes 100000 /mnt\n  \
-    braidfs quota set --user alice --soft-space 8G --grace 3d /mnt   more than 8 GiB for three days only\n  \
+    braidfs quota set --user alice --soft-space 8G --grace 3d /mnt   8 GiB; more for three days only\n  \
     braidfs quota set --group staff --space 50G /mnt\n  \
     braidfs quota set --directory /mnt/web --space 20G /mnt          all that lies below /mnt/web\n  \
     braidfs quota set --user alice --space none /mnt\n  \
     braidfs quota show --user alice /mnt\n  \
-    braidfs quota report /mnt                                        all that have limits or use anything\n  \
+    braidfs quota report /mnt                                        all with limits or usage\n  \
     braidfs quota remove --directory /mnt/web /mnt\n\n\
-    Space is the blocks of files and directories, not their inodes. Who is at the limit of a user or group gets EDQUOT,\n\
-    of a directory ENOSPC, and `stat -f` below it shows its numbers. Limits of users and groups do not hold for root. Files that do not count for a\n\
-    directory with limits cannot be renamed or linked into it (EXDEV): mv copies them. The first limit of a volume counts all\n\
-    that is there. Root may, and who mounted the volume; anybody may look.")]
+    Space is the blocks of files and directories, not their inodes. At the limit of a user or group writes get EDQUOT; at that \
+    of a directory ENOSPC, and `stat -f` below it shows its numbers. Limits of users and groups do not hold for root. \
+    Files that do not count for a directory with limits cannot be renamed or linked into it (EXDEV): mv copies them. Setting the \
+    first limit of a volume counts all that is there. Root and the user who mounted may set limits; anybody may look.")]
 pub struct Args {
     #[command(subcommand)]
     call: Call,
@@ -81,7 +81,7 @@ enum Call {
         /// The mount point, or any directory of the volume
         mountpoint: PathBuf,
     },
-    /// Show limits of a user or directory, and what is used
+    /// Show limits of a user, group or directory, and what is used
     Show {
         #[command(flatten)]
         whose: Whose,

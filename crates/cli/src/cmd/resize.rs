@@ -20,14 +20,15 @@ use std::path::{Path, PathBuf};
     braidfs resize /dev/sdb           a block device that has grown: all of it\n  \
     braidfs resize /mnt 20G           the volume that is mounted there, while it is in use\n  \
     braidfs resize a.img,b.img 20G    a volume on two devices: the last one grows\n\n\
-    SIZE is what the volume uses of its last device: 4096, 64M or 10G (powers of 1024), with + so much more than now.\n\
-    Without it the volume takes all that the device has. Killed or without power at any moment, the volume has its old\n\
-    size or the new one, and the same command again goes on (not one with `+`). A volume made by this version can grow\n\
+    SIZE is what the volume uses of its last device: 4096, 64M or 10G (powers of 1024), with + so much more than now. \
+    Without it the volume takes all that the device has. Killed or without power at any moment, the volume has its old \
+    size or the new one, and the same command again goes on (not one with `+`). A volume made by this version can grow \
     to 1024 times its size, up to 64 TiB with block groups of 64 MiB.\n\n\
-    To a smaller size what lies behind the new end is moved first. What cannot move: block groups in which files have\n\
-    their inode numbers, journals, files that are overwritten in place (chattr +C) or allocated; then the command says\n\
-    what the least size is, which may be below what mkfs makes (32 MiB), and the volume stays as it is. An image file is cut off. A mounted volume becomes smaller\n\
-    where it is mounted with -o cache=through; else unmount it first."
+    To make a volume smaller, what lies behind the new end is moved first, and an image file is cut off. Some things cannot move: \
+    block groups in which files have their inode numbers, journals, files that are overwritten in place (chattr +C) or \
+    allocated. If such a thing is in the way, the command says what the least size is, which may be below what mkfs makes \
+    (32 MiB), and the volume stays as it is. A mounted volume becomes smaller only if it is mounted with -o cache=through; \
+    else unmount it first."
 )]
 pub struct Args {
     /// The result as JSON

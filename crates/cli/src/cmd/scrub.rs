@@ -21,13 +21,13 @@ const POLL: Duration = Duration::from_millis(200);
 #[command(after_help = "Exit codes: 0 everything holds, 4 something does not, 1 the scrub failed, or wrong usage.\n\n\
     Examples:\n  braidfs scrub /mnt               a mounted volume, while it is in use\n  \
     braidfs scrub --rate 50M /mnt    reading 50 MiB per second at most\n  \
-    braidfs scrub disk.img           an unmounted volume: also compares names with links, and who owns which block\n  \
+    braidfs scrub disk.img           an unmounted volume: also names against links\n  \
     braidfs scrub --mend disk.img    drop stale entries between domains, make lost ones again\n\n\
-    Data has checksums on volumes made with --data-checksums. Nothing is changed, but with --mend. A scrub of a\n\
-    mounted volume runs in its server with low priority and stops with this command. After a finding unmount and use\n\
+    Data has checksums on volumes made with --data-checksums. Nothing is changed without --mend. A scrub of a \
+    mounted volume runs in its server with low priority and stops with this command. After a finding unmount and use \
     `braidfs fsck -fy`.")]
 pub struct Args {
-    /// Instead, mend what a crash left between domains: stale entries, lost links
+    /// Instead, of an unmounted volume: mend what a crash left between domains (stale entries, lost links)
     #[arg(long, conflicts_with = "json")]
     mend: bool,
     /// Of a mounted volume: read at most this much per second

@@ -16,9 +16,9 @@ use std::time::Duration;
 #[command(after_help = "Examples:\n  braidfs stats /mnt                  since it was mounted\n  \
     braidfs stats --interval 5 /mnt     in the next 5 seconds\n  \
     braidfs stats --json /mnt           for programs: differences of two calls tell what came between\n\n\
-    Operations are those of linux/fuse.h. Requests are counted one by one; of one in 16 the time in the handler is\n\
-    taken, of which the mean is shown: without the way to the server and back, which often takes longer. `later` are\n\
-    those that another thread answered, as fsync does when the disk has it. What the kernel answers from its cache\n\
+    Operations are those of linux/fuse.h. Requests are counted one by one; of one in 16 the time in the handler is \
+    taken, of which the mean is shown: without the way to the server and back, which often takes longer. `later` are \
+    those that another thread answered, as fsync does when the disk has it. What the kernel answers from its cache \
     is not asked, and not counted. This command asks, too: OPENDIR, IOCTL and RELEASEDIR.")]
 pub struct Args {
     /// Print it as JSON

@@ -23,26 +23,28 @@ use std::time::Duration;
     Examples:\n  braidfs tenant create --space 20G /mnt/web      a new directory, of at most 20 GiB\n  \
     braidfs tenant set --space 30G /mnt web         more, while it is in use\n  \
     braidfs tenant set --space none /mnt web        as much as the volume has\n  \
-    braidfs tenant set --inodes 100000 /mnt web     files, directories and links, its own directory among them\n  \
+    braidfs tenant set --inodes 100000 /mnt web     files, directories, links, and its own directory\n  \
     braidfs tenant set --soft-space 15G --grace 3d /mnt web   more than 15 GiB for three days only\n  \
-    braidfs tenant set --write-bps 100M/200M /mnt web         100 MiB a second, after a pause 200 MiB at once\n  \
+    braidfs tenant set --write-bps 100M/200M /mnt web         100 MiB/s, 200 MiB at once\n  \
     braidfs tenant set --read-iops 500 --write-iops none /mnt web\n  \
     braidfs tenant set --memory-min 64M --memory-max 256M /mnt web   of the server's cache\n  \
-    braidfs tenant create --journal scratch /mnt/tmp          no journal: fast, and empty after a crash\n  \
-    braidfs tenant set --journal data /mnt web                no file is overwritten in place from now on\n  \
-    braidfs tenant set --serving-time 50%/200% /mnt web       half a processor of the server's, after a pause 2 s of one at once\n  \
-    braidfs tenant set --devices 0,2 /mnt web       its data moves to these devices; --devices all takes that back\n  \
-    braidfs tenant mount /mnt web /srv/web          by itself, with pages of the kernel's of its own; umount ends that\n  \
+    braidfs tenant create --journal scratch /mnt/tmp          no journal: empty after a crash\n  \
+    braidfs tenant set --journal data /mnt web                no file is overwritten in place\n  \
+    braidfs tenant set --serving-time 50%/200% /mnt web       half a processor, 2 s of one at once\n  \
+    braidfs tenant set --devices 0,2 /mnt web       its data moves there; --devices all: anywhere\n  \
+    braidfs tenant mount /mnt web /srv/web          by itself, see below; umount ends that\n  \
     braidfs tenant list /mnt\n  \
-    braidfs tenant remove /mnt web                  an ordinary directory from now on, with all that is in it\n\n\
-    What is made below the directory of a tenant lies in a domain of its own: a journal, an allocator and transactions that\n\
-    no other tenant shares. What is moved there from elsewhere counts where it lies. `df` in the directory shows the\n\
-    tenant's numbers, as `df -i` does, and ENOSPC comes at its limits. Root may, and who mounted the volume.\n\n\
-    --devices has numbers as `braidfs info` shows them, or paths. What lies elsewhere moves: the command waits for that and\n\
-    shows how far it is; killed, and after the next mount, the server goes on by itself. What cannot move stays: the journal,\n\
+    braidfs tenant remove /mnt web                  an ordinary directory, with all that is in it\n\n\
+    What is made below the directory of a tenant lies in a domain of its own: a journal, an allocator and transactions that \
+    no other tenant shares. What is moved there from elsewhere counts where it lies. `df` in the directory shows the \
+    tenant's numbers, as `df -i` does, and ENOSPC comes at its limits. Root may change tenants, and who mounted the volume.\n\n\
+    --devices has numbers as `braidfs info` shows them, or paths. What lies elsewhere moves: the command waits for that and \
+    shows how far it is; killed, and after the next mount, the server goes on by itself. What cannot move stays: the journal, \
     and block groups in which a file has its inode number.\n\n\
-    Rates are what the device is asked: what memory serves is free. Who wants more waits, and nobody else does. A soft limit\n\
-    may be exceeded for its grace; then it is a hard one until less is in use.")]
+    A tenant that is mounted by itself has a connection to the server, and a part of the kernel's page cache, of its own.\n\n\
+    Rates count what the device is asked; what memory serves is free. A tenant that wants more waits, and nobody else does. \
+    With RATE/BURST so much may come at once after a pause. A soft limit may be exceeded for its grace; then it is a hard \
+    one until less is in use.")]
 pub struct Args {
     #[command(subcommand)]
     call: Call,

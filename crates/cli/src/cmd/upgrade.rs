@@ -19,13 +19,13 @@ use std::time::{Duration, Instant};
     Examples:\n  braidfs upgrade /mnt                                  with the program of this command\n  \
     braidfs upgrade --program /opt/new/braidfs /mnt       with another one\n  \
     findmnt -nlo TARGET -t fuse.braidfs,fuseblk.braidfs | xargs -rn1 braidfs upgrade     all mounts\n\n\
-    Open files, working directories, locks and maps stay as they are; calls that come meanwhile wait, as a rule some tenths\n\
-    of a second. The old process makes all durable and closes the volume, the new one opens it and says so, the old one\n\
-    ends. Where anything fails before that the old process goes on. Root may, and the user who mounted it. The parent of a\n\
-    mount with `-o supervise` becomes the other program, too, or, where that cannot look after a mount, stays what it is,\n\
+    Open files, working directories, locks and maps stay as they are; calls that come meanwhile wait, as a rule some tenths \
+    of a second. The old process makes all durable and closes the volume, the new one opens it and says so, the old one \
+    ends. Where anything fails before that the old process goes on. Root may, and the user who mounted it. The parent of a \
+    mount with `-o supervise` becomes the other program, too, or, where that cannot look after a mount, stays what it is, \
     which is said.\n\n\
-    Not of a mount whose requests come through io_uring (see `braidfs mount --help`, transport=), of one that was\n\
-    mounted read-only and made writable since, nor while a scrub of it runs: the command says why, and nothing happens.\n\
+    Not of a mount whose requests come through io_uring (see `braidfs mount --help`, transport=), of one that was \
+    mounted read-only and made writable since, nor while a scrub of it runs: the command says why, and nothing happens. \
     mounted.md in /usr/share/doc/braidfs (docs/ of the sources) has the rest."
 )]
 pub struct Args {

@@ -30,7 +30,7 @@ const VERSION: u32 = 1;
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = "Examples:\n  \
     braidfs bench figures --list                              which there are\n  \
-    braidfs bench figures -o figures.json --docs docs         the usual ones, ten minutes, tables into docs/figures.md\n  \
+    braidfs bench figures -o figures.json --docs docs         ten minutes, tables into docs/figures.md\n  \
     braidfs bench figures max-11 --size 2G -o full.json       one of the others\n  \
     braidfs bench figures all --seconds 0.05 --reps 1         does it work?\n  \
     braidfs bench figures --from figures.json --docs docs     the tables again")]

@@ -38,11 +38,11 @@ const VERSION: u32 = 1;
 /// What a tenant keeps of its speed beside a neighbour: alone and beside five floods, with spread
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = "Examples:\n  \
-    braidfs bench isolation -o isolation.json                       all that is there, five repetitions\n  \
-    braidfs bench isolation -t braidfs,ext4 --neighbour-bps 50M     the neighbour is limited\n  \
-    braidfs bench isolation -t braidfs --mount-tenants              each tenant by itself: the kernel's cache is not shared\n  \
-    braidfs bench isolation -t library --reps 1 --seconds 0.2       does it work? No root needed\n  \
-    braidfs bench isolation --from isolation.json --docs docs       tables into docs/isolation.md")]
+    braidfs bench isolation -o isolation.json                     all that is there\n  \
+    braidfs bench isolation -t braidfs,ext4 --neighbour-bps 50M   the neighbour is limited\n  \
+    braidfs bench isolation -t braidfs --mount-tenants            each tenant mounted by itself\n  \
+    braidfs bench isolation -t library --reps 1 --seconds 0.2     does it work? No root needed\n  \
+    braidfs bench isolation --from isolation.json --docs docs     tables into docs/isolation.md")]
 pub struct Args {
     /// What to test: braidfs (mounted), library (braidfs in process), ext4, xfs, all
     #[arg(short, long = "target", value_name = "TARGET", value_delimiter = ',', default_value = "all")]

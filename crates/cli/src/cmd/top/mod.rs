@@ -19,16 +19,16 @@ use view::{Sort, Tab, View};
 /// Watch a mounted volume: rates and latencies by operation, domains, processes, tenants
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Keys: q ends; o, d, p and e (or Tab) show operations, domains, processes, and tenants if there are any; r, l, t\n\
-    and n sort by rate, by latency (p99), by time and by name (domains: by latency, by time, else by number; tenants: by\n\
+    after_help = "Keys: q ends; o, d, p and e (or Tab) show operations, domains, processes, and tenants if there are any; r, l, t \
+    and n sort by rate, by latency (p99), by time and by name (domains: by latency, by time, else by number; tenants: by \
     latency, by name, else those nearest to a limit first); space asks at once.\n\n\
-    Latencies are from the moment the server has a request until it has answered it: without the way to the server and\n\
-    back. While this runs the server times every request. Times end with a bucket of a histogram and are up to an eighth\n\
-    too long, of processes up to a quarter. A request counts for the domain of the inode or directory that it names, and for\n\
-    the tenant of that domain. Processes are those that asked meanwhile: `kernel` writes back and reads ahead; `?` has\n\
-    ended; `thread` is one of another pid namespace. Above the tables stand devices, where there are\n\
-    several or one had errors, and the three users, groups or directories that are nearest to a limit, if any have one. Only root and the user of the server see these, processes and tenants, and have\n\
-    every request timed.\n\n\
+    A latency is the time from when the server has a request until it has answered it, without the way to the server and \
+    back. Latencies are up to an eighth too long (those of processes up to a quarter), as a histogram's buckets are. A request \
+    counts for the domain of the inode or directory that it names, and for the tenant of that domain. Processes are those that \
+    asked meanwhile: `kernel` writes back and reads ahead; `?` has ended; `thread` is one of another pid namespace.\n\n\
+    Above the tables are the devices, if there are several or one had errors, and the three users, groups or directories that are \
+    nearest to a limit, if any have one. Only root and the user of the server see these limits, processes and tenants, and \
+    have every request timed while this runs.\n\n\
     Examples:\n  braidfs top /mnt\n  braidfs top -d 5 /mnt              every five seconds\n  \
     braidfs top --batch -n 3 /mnt      three times as text, as `top -b` does"
 )]
