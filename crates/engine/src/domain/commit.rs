@@ -107,7 +107,7 @@ impl Domain {
             self.orphans_listed.store(made.listed, Ordering::Release);
         }
         self.apply_durable(&tx, made)?;
-        self.has_committed(&tx);
+        self.note_committed(&tx);
         Ok(Some(tx.id))
     }
 
@@ -160,7 +160,7 @@ impl Domain {
     }
 
     /// The transaction is durable, and the committed view says so.
-    fn has_committed(&self, tx: &Tx) {
+    fn note_committed(&self, tx: &Tx) {
         *self.committing.lock() = None;
         self.pending.store(0, Ordering::Release);
         self.durable.store(tx.id.0, Ordering::Relaxed);
@@ -454,7 +454,7 @@ impl Domain {
         let panics = self.fail_on_panic("a commit");
         let one = self.commit_lock.lock();
         self.orphans_listed.store(c.made.listed, Ordering::Release);
-        let ended = self.apply_durable(&c.tx, c.made).map(|()| self.has_committed(&c.tx));
+        let ended = self.apply_durable(&c.tx, c.made).map(|()| self.note_committed(&c.tx));
         drop(one);
         panics.disarm();
         ended.inspect_err(|e| self.fail(e))?;

@@ -488,7 +488,7 @@ impl Domain {
         if gone.pages > 0 {
             self.ahead.thrown_out(gone.pages as u64, self.memory.may_hold());
         }
-        self.memory.left(gone.pages, 0);
+        self.memory.remove(gone.pages, 0);
         self.memory.add_index_bytes(-(gone.index_bytes as i64));
     }
 

@@ -129,7 +129,7 @@ impl Domain {
             // A commit that has taken the file carries the same blocks: nothing to wait for. One that has not counts on the
             // pages, and would not wait for them.
             InPlace::Yes(all) if !times && older.is_none() => {
-                return self.made(e, cell, &mut st, How::InPlace(all, false), data_only);
+                return self.make_batch_or_fail(e, cell, &mut st, How::InPlace(all, false), data_only);
             }
             InPlace::Yes(all) => How::InPlace(all, true),
             InPlace::NotYet => {
@@ -144,11 +144,18 @@ impl Domain {
         if commits {
             return Ok(Prepared::Commit);
         }
-        self.made(e, cell, &mut st, how, data_only)
+        self.make_batch_or_fail(e, cell, &mut st, how, data_only)
     }
 
     /// [`Self::make_batch`]. Pages that are in a batch are not marked any more: the domain fails where it is not finished.
-    fn made(&self, e: &Enter<'_>, cell: &Arc<Cell>, st: &mut State, how: How, data_only: bool) -> Result<Prepared> {
+    fn make_batch_or_fail(
+        &self,
+        e: &Enter<'_>,
+        cell: &Arc<Cell>,
+        st: &mut State,
+        how: How,
+        data_only: bool,
+    ) -> Result<Prepared> {
         let make = || self.make_batch(e, cell, st, how, data_only);
         self.failing_on_panic("an fsync", make).inspect_err(|err| self.fail(err))
     }

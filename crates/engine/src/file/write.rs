@@ -47,7 +47,7 @@ struct Wrote {
 }
 
 /// What became of an overwrite with the cell locked for reading.
-enum Shared {
+enum SharedOverwrite {
     Done(Wrote),
     /// It changes more of the inode than bytes, or meets an I/O: for who has the cell alone.
     Alone,
@@ -134,21 +134,21 @@ impl MountedVolume {
     /// [`Self::write_to_dirty_pages`] of a file that several threads overwrite, with the cell locked for reading: where
     /// nothing of the inode changes by it but bytes. So it is where the running transaction has the inode on its list, its
     /// newest version is one of data, and its times are those of the clock, which ticks every few milliseconds.
-    fn overwrite_shared(&self, c: &Cell, offset: u64, data: &[u8]) -> Result<Shared> {
+    fn overwrite_shared(&self, c: &Cell, offset: u64, data: &[u8]) -> Result<SharedOverwrite> {
         let d = self.dom(c.domain);
         d.check_writable()?;
         let st = c.state.read();
-        let Some(end) = end_of_overwrite(d, &st, offset, data.len()) else { return Ok(Shared::More) };
-        let Body::File(f) = &st.body else { return Ok(Shared::More) };
+        let Some(end) = end_of_overwrite(d, &st, offset, data.len()) else { return Ok(SharedOverwrite::More) };
+        let Body::File(f) = &st.body else { return Ok(SharedOverwrite::More) };
         if !f.pages.all_dirty(offset / PAGE, (end - 1) / PAGE) {
-            return Ok(Shared::More);
+            return Ok(SharedOverwrite::More);
         }
         let now = self.shared.now();
         let same = (st.mtime, st.ctime) == (now, now) && st.durability.version_is_of_data();
         if !same || !f.pages.overwrite(offset, data) {
-            return Ok(Shared::Alone);
+            return Ok(SharedOverwrite::Alone);
         }
-        Ok(Shared::Done(Wrote { offset, bytes: data.len(), dirty: f.pages.dirty_count() }))
+        Ok(SharedOverwrite::Done(Wrote { offset, bytes: data.len(), dirty: f.pages.dirty_count() }))
     }
 
     /// A write of what the running transaction writes anyway, by whichever way the file asks for; `None` where it is more than
@@ -156,12 +156,15 @@ impl MountedVolume {
     #[inline]
     fn overwrite_dirty(&self, c: &Cell, at: At, data: &[u8]) -> Result<Option<Wrote>> {
         let (At::Offset(offset) | At::Accepted(offset)) = at else { return Ok(None) };
-        let shared =
-            if c.wide.load(Ordering::Relaxed) { self.overwrite_shared(c, offset, data)? } else { Shared::Alone };
+        let shared = if c.wide.load(Ordering::Relaxed) {
+            self.overwrite_shared(c, offset, data)?
+        } else {
+            SharedOverwrite::Alone
+        };
         match shared {
-            Shared::Done(wrote) => Ok(Some(wrote)),
-            Shared::Alone => self.write_to_dirty_pages(c, offset, data),
-            Shared::More => Ok(None),
+            SharedOverwrite::Done(wrote) => Ok(Some(wrote)),
+            SharedOverwrite::Alone => self.write_to_dirty_pages(c, offset, data),
+            SharedOverwrite::More => Ok(None),
         }
     }
 

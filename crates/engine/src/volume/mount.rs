@@ -270,7 +270,7 @@ impl MountedVolume {
             self.maybe_stale.store(true, Ordering::Relaxed);
             // Only the daemon may have died: what was read so far need not be durable. Nothing may be written upon it before.
             self.store.flush()?;
-            self.tell_of_recovery()?;
+            self.mark_recovery_begun()?;
             let judged = self.reconcile(recovered)?;
             planted::in_order(Bug::JudgedEarly, || self.commit_recovered(), || self.forget_judged(&judged))?;
         }
