@@ -38,6 +38,24 @@ enum At {
     End,
 }
 
+impl At {
+    /// Where it begins in a file, where that may be written.
+    fn checked_offset(self, st: &State) -> Result<u64> {
+        if st.deleted {
+            return Err(Error::NotFound);
+        }
+        // not APPEND: a kernel's writeback cache writes the last page again at its place; opening checks it
+        if st.flags & IMMUTABLE != 0 && !matches!(self, At::Accepted(_)) {
+            return Err(Error::Perm);
+        }
+        let offset = match self {
+            At::Offset(o) | At::Accepted(o) => o,
+            At::End => st.size,
+        };
+        if offset >= SIZE_MAX { Err(Error::TooBig) } else { Ok(offset) }
+    }
+}
+
 /// What a piece of a write did.
 struct Wrote {
     offset: u64,
@@ -168,7 +186,7 @@ impl MountedVolume {
         }
     }
 
-    /// Writes one piece; `None` where room must be made first.
+    /// Writes one piece: reserves all that it needs, then changes the file. `None` where room must be made first.
     fn write_piece(&self, c: &Arc<Cell>, at: At, data: &[u8]) -> Result<Option<Wrote>> {
         if let Some(wrote) = self.overwrite_dirty(c, at, data)? {
             return Ok(Some(wrote));
@@ -177,20 +195,7 @@ impl MountedVolume {
         // overwriting works on a full volume; what needs new room asks for it below
         let mut op = Op::begin(self, &[c.domain], METADATA_OF_WRITE, true)?;
         let mut st = c.state.write();
-        if st.deleted {
-            return Err(Error::NotFound);
-        }
-        // not APPEND: a kernel's writeback cache writes the last page again at its place; opening checks it
-        if st.flags & IMMUTABLE != 0 && !matches!(at, At::Accepted(_)) {
-            return Err(Error::Perm);
-        }
-        let offset = match at {
-            At::Offset(o) | At::Accepted(o) => o,
-            At::End => st.size,
-        };
-        if offset >= SIZE_MAX {
-            return Err(Error::TooBig);
-        }
+        let offset = at.checked_offset(&st)?;
         op.write_out_older(c, &mut st)?;
         // what was accepted must not be lost where a limit has gone down since
         let reserve: Reserve =
@@ -212,15 +217,12 @@ impl MountedVolume {
         if f.map.extent_count() > 32 {
             op.credit(c.domain, 2);
         }
-        if stays_inline {
-            let grows = end.saturating_sub(st.size);
-            if grows > 0 {
-                // part of a node block, which is counted whole where it begins
-                let Ok(promised) = reserve(&d.space, 1) else { return Ok(None) };
-                d.space.unreserve_accepted(1, promised);
-                op.grows(c.domain, grows as usize);
-            }
-        } else if !self.prepare_pages(c, &mut st, offset..end, reserve, &mut charge)? {
+        let reserved = if stays_inline {
+            self.reserve_inline(&mut op, c, end.saturating_sub(st.size), reserve)
+        } else {
+            self.prepare_pages(c, &mut st, offset..end, reserve, &mut charge)?
+        };
+        if !reserved {
             return Ok(None);
         }
         // else an inline file's bytes change, which are its record's
@@ -259,6 +261,18 @@ impl MountedVolume {
             d.budget.charge(Way::Write, new_dirty as u64 * PAGE, 0);
         }
         Ok(Some(Wrote { offset, bytes: n, dirty: f.pages.dirty_count() }))
+    }
+
+    /// Reserves for an inode record that grows by so many bytes; false where room must be made first.
+    fn reserve_inline(&self, op: &mut Op<'_>, c: &Cell, grows: u64, reserve: Reserve) -> bool {
+        if grows > 0 {
+            let space = &self.dom(c.domain).space;
+            // part of a node block, which is counted whole where it begins
+            let Ok(promised) = reserve(space, 1) else { return false };
+            space.unreserve_accepted(1, promised);
+            op.grows(c.domain, grows as usize);
+        }
+        true
     }
 
     /// Reserves blocks for the bytes that a write replaces or adds, and reads the pages of which it keeps a part; false where
