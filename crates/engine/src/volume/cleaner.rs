@@ -16,7 +16,7 @@ use crate::cell::{Body, Cell, State};
 use crate::domain::Domain;
 use crate::error::Result;
 use crate::planted::{Bug, planted};
-use crate::space::victims::{AT_ONCE, Choice};
+use crate::space::cleaning::{AT_ONCE, Choice};
 use crate::types::*;
 use crate::volume::operation::Op;
 use braidfs_format::BLOCK_BYTES;

@@ -1,6 +1,6 @@
-//! Which segment to clean. The moving itself is the file cells' work: they know the newest copy.
+//! Which segment to clean. `volume/cleaner.rs` moves its blocks, by the cells that they belong to: these know the newest copy.
 
-use super::victims::Choice;
+use super::cleaning::Choice;
 use super::{Space, Victim};
 use crate::error::Result;
 use braidfs_format::BlockAddr;

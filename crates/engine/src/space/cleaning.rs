@@ -1,4 +1,4 @@
-//! How a segment to clean is chosen, and which ones are being emptied.
+//! What is cleaned at this moment: by which choice segments are taken (`victim` makes it), and which ones are being emptied.
 
 use braidfs_format::TxId;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
