@@ -16,7 +16,7 @@ mod view;
 
 use crate::cell::Cell;
 use crate::domain::Enter;
-use crate::domain::recover::{Claim, Forwarded, Hint, Recovered};
+use crate::domain::recovered::{Claim, Forwarded, Hint, Recovered};
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
 use crate::types::*;

@@ -7,7 +7,7 @@ use super::siblings::Siblings;
 use super::{MountedVolume, Volume};
 use crate::cell::dentries::DentryCache;
 use crate::domain::peers::Peers;
-use crate::domain::recover::Recovered;
+use crate::domain::recovered::Recovered;
 use crate::domain::{Domain, HeaderPair, Shared};
 use crate::error::{Error, Result};
 use crate::fsync::committers::Committers;

@@ -3,7 +3,7 @@
 use super::Pass;
 use crate::braid::rules::{self, Fate};
 use crate::cell::Cell;
-use crate::domain::recover::Hint;
+use crate::domain::recovered::Hint;
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
 use crate::types::*;

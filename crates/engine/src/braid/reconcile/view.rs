@@ -1,7 +1,7 @@
 //! What recovery finds, for those who only look: inodes, entries, and the names that synced inodes had.
 
 use crate::cell::{Cell, name_hash};
-use crate::domain::recover::{Claim, Forwarded};
+use crate::domain::recovered::{Claim, Forwarded};
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::MountedVolume;
