@@ -3,9 +3,8 @@
 //! Committed transactions are applied to `space` and `nodes` in order: their records are states, so it does not matter
 //! how far a checkpoint had come. Then the roll-forward records of all transactions after the newest committed one are
 //! merged (newest version of each node) and, when all domains are open, become cells of a *recovery transaction*
-//! (`roll_forward`), which
-//! `braid/reconcile.rs` completes (links across domains) and `volume/mount.rs` commits. Until that commit the journal's
-//! tail stays: a crash during recovery starts it again from the same state.
+//! (`roll_forward`), which `braid/reconcile.rs` completes (links across domains) and `volume/mount.rs` commits. Until that
+//! commit the journal's tail stays: a crash during recovery starts it again from the same state.
 
 use super::peers::Peers;
 use super::recovered::Recovered;
