@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Do the links between pages lead anywhere? Each relative link of README.md, docs/, python/README.md and contrib/ names a file that is
 there, and a heading of it; docs/SUMMARY.md, the site's table of contents, lists every page of docs/ once; what is quoted as
-`braidfs WORD` is a command of crates/cli/src/main.rs."""
+`braidfs WORD` is a command of crates/cli/src/main.rs; the functions of "Paths by function" in docs/architecture.md are in the
+files that they are said to be in."""
 
 import itertools
 import pathlib
@@ -60,6 +61,21 @@ def no_commands(page, known):
             yield f"`braidfs {word}`: no such command"
 
 
+def no_functions():
+    """Functions of "Paths by function" that are not in the file named before them."""
+    page = DOCS / "architecture.md"
+    paths = re.search(r"^## Paths by function$(.*?)^## ", page.read_text(), re.M | re.S)[1]
+    source, file = "", ""
+    for name in re.findall(r"`([\w/-]+\.rs|\w+)`", paths):
+        if name.endswith(".rs"):
+            file = next((f for f in [ROOT / "crates" / name, ROOT / "crates/engine/src" / name] if f.exists()), None)
+            source = file.read_text() if file else ""
+            if not file:
+                yield f"{page.relative_to(ROOT)}: `{name}`: no such file"
+        elif file and not re.search(rf"\bfn {name}\b", source):
+            yield f"{page.relative_to(ROOT)}: no function `{name}` in {file.relative_to(ROOT)}"
+
+
 def main():
     known = commands()
     pages = sorted(DOCS.rglob("*.md"))
@@ -68,6 +84,7 @@ def main():
         for page in [ROOT / "README.md", ROOT / "python/README.md", ROOT / "contrib/sqlite/README.md", *pages]
         for what in itertools.chain(broken(page), no_commands(page, known))
     ]
+    found += no_functions()
     listed = [str(DOCS / link) for link in LINK.findall((DOCS / "SUMMARY.md").read_text())]
     for page in pages:
         if page.name != "SUMMARY.md" and listed.count(str(page)) != 1:

@@ -67,7 +67,7 @@ impl Usage {
     }
 
     /// Nothing is missing.
-    pub(crate) fn is_whole(&mut self) {
+    pub(crate) fn set_whole(&mut self) {
         self.whole = true;
     }
 
@@ -101,7 +101,7 @@ mod tests {
         b.add_to(Owner::Group(9), 2, 1);
         a.join(b);
         assert_eq!(a.owners(), None, "not all was looked at");
-        a.is_whole();
+        a.set_whole();
         let json = serde_json::to_value(&a).unwrap();
         let want =
             serde_json::json!([{"user": 7, "bytes": 20480, "inodes": 2}, {"group": 9, "bytes": 8192, "inodes": 1}]);

@@ -11,7 +11,7 @@
 //!    its memory when its last descriptor is closed, which is the one that `chattr` used, if nobody else has one.
 //!
 //! Both need to be told of opens and closes. A mount without them ([`crate::opened`]) makes no file immutable or append-only
-//! ([`BraidFs::may_guard`]); the change time that other flags leave is shown by trying for a while after `chattr`. Where it
+//! ([`BraidFs::check_may_guard`]); the change time that other flags leave is shown by trying for a while after `chattr`. Where it
 //! meets such a file all the same, which a version made that did not yet keep that there are some, it refuses writes that
 //! ask, as in 1, appends to an append-only file, too, and has the next mount run with OPEN.
 //!
@@ -146,7 +146,7 @@ impl Flagged {
 
 impl BraidFs {
     /// Whether an inode may get these flags: `now` are those that it has.
-    pub(crate) fn may_guard(&self, now: u32, flags: u32) -> Result<(), Errno> {
+    pub(crate) fn check_may_guard(&self, now: u32, flags: u32) -> Result<(), Errno> {
         if self.negotiated.opens() || flags & !now & (IMMUTABLE | APPEND) == 0 {
             return Ok(());
         }

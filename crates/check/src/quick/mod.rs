@@ -87,7 +87,7 @@ fn run(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Result<Outc
     let mut sum = check_inodes(&cx, lists, &nodes_in, most, totals.valid, progress)?;
     both_sides(&cx, &mut sum, totals.owners)?;
     let mut outcome = sum.outcome;
-    outcome.report.usage.is_whole();
+    outcome.report.usage.set_whole();
     for f in &mut outcome.report.findings {
         f.path = f.node.and_then(|n| home::path(InodeNo(n), |at| home::first_name(cx.store, at)));
     }

@@ -227,86 +227,86 @@ fn drop_unnamed(m: &mut Model) {
     }
 }
 
+/// Names in the directories that were looked into so far.
+type NamesOf = HashMap<InodeNo, HashMap<FileName, InodeNo>>;
+
 /// Checks every link of every inode: its parent is a directory that has the entry.
 fn check_links(m: &mut Model) {
-    // Names in the directories that are looked into.
-    let mut names: HashMap<InodeNo, HashMap<FileName, InodeNo>> = HashMap::new();
+    let mut names = NamesOf::new();
     let in_order = |i: Seen<'_>| i.all_linked() && !(i.is_dir() && i.links() > 1);
     for node in m.inodes.select(|_, i| !in_order(i)) {
-        if m.inodes.get(node).is_none_or(in_order) {
-            continue;
-        }
-        let Some(ino) = m.body(node) else { continue };
-        let dir = ino.is_dir();
-        let links: Vec<(Link, bool)> = ino.inode.links.iter().cloned().zip(ino.linked.iter().copied()).collect();
-        let (generation, kind, seq) = (ino.generation, (ino.inode.mode >> 12) as u8, ino.inode.link_seq);
-        // Of several links of a directory the first that has its entry counts.
-        let only = if dir { links.iter().position(|l| l.1).or(Some(0)) } else { None };
-        let mut kept: Vec<Link> = Vec::new();
-        for (i, (link, linked)) in links.iter().enumerate() {
-            let (name, parent) = (show(&link.name), link.parent);
-            if only.is_some_and(|o| o != i) {
-                m.log.add(
-                    codes::DIR_LINKS,
-                    Some(node.node()),
-                    format!("directory has a second link {name} in {parent}"),
-                );
-                if *linked {
-                    drop_entry(m, link, node);
-                }
-                continue;
-            }
-            if kept.contains(link) {
-                m.log.add(codes::LINK_TWICE, Some(node.node()), format!("has the link {name} in {parent} twice"));
-                continue;
-            }
-            if *linked {
-                kept.push(link.clone());
-                continue;
-            }
-            if !is_dir(m, parent) || parent == node {
-                m.log.add(
-                    codes::LINK_PARENT,
-                    Some(node.node()),
-                    format!("hangs as {name} in {parent}, which is no directory"),
-                );
-                continue;
-            }
-            let in_parent = names.entry(parent).or_insert_with(|| {
-                let entries = m.body(parent).map(|p| p.entries.as_slice()).unwrap_or_default();
-                entries.iter().map(|e| (e.name.clone(), e.node)).collect()
-            });
-            if let Some(&other) = in_parent.get(&link.name) {
-                let newer = m.body(other).is_none_or(|o| seq > o.inode.link_seq);
-                m.log.add(
-                    codes::LINK_TAKEN,
-                    Some(node.node()),
-                    format!("hangs as {name} in {parent}, and so does {other}"),
-                );
-                if !newer {
-                    continue;
-                }
-                drop_entry(m, link, other);
-                drop_link(m, other, link);
-            } else {
-                m.log.add(
-                    codes::LINK_NO_ENTRY,
-                    Some(node.node()),
-                    format!("hangs as {name} in {parent}, which has no such entry"),
-                );
-            }
-            in_parent.insert(link.name.clone(), node);
-            add_entry(m, parent, link.name.clone(), node, generation, kind);
-            kept.push(link.clone());
-        }
-        if let Some(ino) = m.body(node) {
-            if ino.inode.links != kept {
-                ino.dirty.links = true;
-                ino.inode.links = kept;
-            }
-            ino.linked = vec![true; ino.inode.links.len()];
+        if m.inodes.get(node).is_some_and(|i| !in_order(i)) {
+            check_links_of(m, &mut names, node);
         }
     }
+}
+
+/// Checks the links of one inode.
+fn check_links_of(m: &mut Model, names: &mut NamesOf, node: InodeNo) {
+    let Some(ino) = m.body(node) else { return };
+    let dir = ino.is_dir();
+    let links: Vec<(Link, bool)> = ino.inode.links.iter().cloned().zip(ino.linked.iter().copied()).collect();
+    // Of several links of a directory the first that has its entry counts.
+    let only = if dir { links.iter().position(|l| l.1).or(Some(0)) } else { None };
+    let mut kept: Vec<Link> = Vec::new();
+    for (i, (link, linked)) in links.iter().enumerate() {
+        let (name, parent) = (show(&link.name), link.parent);
+        if only.is_some_and(|o| o != i) {
+            let why = format!("directory has a second link {name} in {parent}");
+            m.log.add(codes::DIR_LINKS, Some(node.node()), why);
+            if *linked {
+                drop_entry(m, link, node);
+            }
+            continue;
+        }
+        if kept.contains(link) {
+            m.log.add(codes::LINK_TWICE, Some(node.node()), format!("has the link {name} in {parent} twice"));
+            continue;
+        }
+        if *linked || make_entry(m, names, link, node) {
+            kept.push(link.clone());
+        }
+    }
+    if let Some(ino) = m.body(node) {
+        if ino.inode.links != kept {
+            ino.dirty.links = true;
+            ino.inode.links = kept;
+        }
+        ino.linked = vec![true; ino.inode.links.len()];
+    }
+}
+
+/// Makes the entry that a link has not; false where the link goes: its parent is no directory, or another inode that was
+/// linked later has the name.
+fn make_entry(m: &mut Model, names: &mut NamesOf, link: &Link, node: InodeNo) -> bool {
+    let (name, parent) = (show(&link.name), link.parent);
+    if !is_dir(m, parent) || parent == node {
+        let why = format!("hangs as {name} in {parent}, which is no directory");
+        m.log.add(codes::LINK_PARENT, Some(node.node()), why);
+        return false;
+    }
+    let Some(ino) = m.body(node) else { return false };
+    let (generation, kind, seq) = (ino.generation, (ino.inode.mode >> 12) as u8, ino.inode.link_seq);
+    let in_parent = names.entry(parent).or_insert_with(|| {
+        let entries = m.body(parent).map(|p| p.entries.as_slice()).unwrap_or_default();
+        entries.iter().map(|e| (e.name.clone(), e.node)).collect()
+    });
+    if let Some(&other) = in_parent.get(&link.name) {
+        let newer = m.body(other).is_none_or(|o| seq > o.inode.link_seq);
+        let why = format!("hangs as {name} in {parent}, and so does {other}");
+        m.log.add(codes::LINK_TAKEN, Some(node.node()), why);
+        if !newer {
+            return false;
+        }
+        drop_entry(m, link, other);
+        drop_link(m, other, link);
+    } else {
+        let why = format!("hangs as {name} in {parent}, which has no such entry");
+        m.log.add(codes::LINK_NO_ENTRY, Some(node.node()), why);
+    }
+    in_parent.insert(link.name.clone(), node);
+    add_entry(m, parent, link.name.clone(), node, generation, kind);
+    true
 }
 
 fn add_entry(m: &mut Model, dir: InodeNo, name: FileName, node: InodeNo, generation: u32, kind: u8) {

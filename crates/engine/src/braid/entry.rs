@@ -9,7 +9,7 @@ use crate::cell::{Cell, State};
 use crate::domain::Enter;
 use crate::error::Result;
 use crate::planted::{Bug, planted};
-use crate::types::FileKind;
+use crate::types::{FileKind, InodeNo, TxId};
 use crate::volume::MountedVolume;
 use crate::volume::operation::Op;
 use braidfs_format::dentry::{Dentry, ENTRY_FIXED_BYTES};
@@ -103,15 +103,7 @@ impl MountedVolume {
             By::Operation(op) => op.with_index(dir, st, change)?,
             By::Recovery(e) => e.domain.with_index(dir.ino, st, change)?,
         };
-        // of an entry that is replaced only its inode could say whether it hung here
-        if let Some(below) = child.map(|c| c.ino).or(old.map(|e| e.0)).filter(|_| CHECKED) {
-            let order = taken_downwards::<rank::Cell>(dir.ino.0, below.0);
-            assert!(
-                order,
-                "lock order, parents before children: waits for {}, holds {below}; docs/locking.md",
-                dir.ino
-            );
-        }
+        check_lock_order(dir, child, old);
         debug_assert!(old.is_some() != matches!(edit, Edit::Add(_)), "{edit:?} of {old:?}");
         if old.is_some_and(|e| e.1 == FileKind::Dir.d_type()) {
             st.nlink = st.nlink.saturating_sub(1).max(2);
@@ -120,35 +112,58 @@ impl MountedVolume {
             st.nlink += 1;
         }
         if let By::Operation(op) = &by {
-            if let Some(c) = child
-                && !self.maybe_stale.load(Ordering::Relaxed)
-            {
-                // most new names are looked up soon
-                self.dentries.put(&key, Target { node: c.ino, generation: c.generation, kind: c.kind });
-            }
-            let left = old.filter(|_| !planted(Bug::LeaverForgotten)).and_then(|e| self.domain(e.0).ok());
-            let both = [child.map(|c| c.domain), left.map(|d| d.id)];
-            if let Some(d) = st.dir() {
-                for (domain, tx) in both.into_iter().flatten().filter_map(|inode| op.concerned(dir.domain, inode)) {
-                    d.entry_concerns(domain, tx);
-                }
-                d.note_changer(self.shared.options.share_dirs);
-            }
-            // seldom: it lies in a line that look-ups read
-            if st.is_shared_dir() && !dir.wide.load(Ordering::Relaxed) {
-                dir.wide.store(true, Ordering::Relaxed);
-            }
-            let now = self.shared.now();
-            (st.mtime, st.ctime) = (now, now);
-            st.durability.operation_changes_data();
+            self.operation_edited(op, dir, st, &key, child, old);
         }
         Ok(())
+    }
+
+    /// What follows from an entry that an operation changed: the dentry cache, what an fsync of the directory concerns, its
+    /// times, and whether several threads change it.
+    fn operation_edited(
+        &self,
+        op: &Op<'_>,
+        dir: &Cell,
+        st: &mut State,
+        key: &Key,
+        child: Option<&Cell>,
+        old: Option<(InodeNo, u8)>,
+    ) {
+        if let Some(c) = child
+            && !self.maybe_stale.load(Ordering::Relaxed)
+        {
+            // most new names are looked up soon
+            self.dentries.put(key, Target { node: c.ino, generation: c.generation, kind: c.kind });
+        }
+        let left = old.filter(|_| !planted(Bug::LeaverForgotten)).and_then(|e| self.domain(e.0).ok());
+        let both = [child.map(|c| c.domain), left.map(|d| d.id)];
+        if let Some(d) = st.dir() {
+            for (domain, tx) in both.into_iter().flatten().filter_map(|inode| op.concerned(dir.domain, inode)) {
+                d.entry_concerns(domain, tx);
+            }
+            d.note_changer(self.shared.options.share_dirs);
+        }
+        // seldom: it lies in a line that look-ups read
+        if st.is_shared_dir() && !dir.wide.load(Ordering::Relaxed) {
+            dir.wide.store(true, Ordering::Relaxed);
+        }
+        let now = self.shared.now();
+        (st.mtime, st.ctime) = (now, now);
+        st.durability.operation_changes_data();
+    }
+}
+
+/// The directory was locked before the inode that an entry of it names now, or named.
+fn check_lock_order(dir: &Cell, child: Option<&Cell>, old: Option<(InodeNo, u8)>) {
+    // of an entry that is replaced only its inode could say whether it hung here
+    if let Some(below) = child.map(|c| c.ino).or(old.map(|e| e.0)).filter(|_| CHECKED) {
+        let order = taken_downwards::<rank::Cell>(dir.ino.0, below.0);
+        assert!(order, "lock order, parents before children: waits for {}, holds {below}; docs/locking.md", dir.ino);
     }
 }
 
 impl By<'_, '_> {
     /// The transaction that the change belongs to.
-    fn tx(&self, dir: &Cell) -> crate::types::TxId {
+    fn tx(&self, dir: &Cell) -> TxId {
         match self {
             By::Operation(op) => op.tx(dir.domain).id,
             By::Recovery(e) => e.tx().id,

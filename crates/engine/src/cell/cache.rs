@@ -67,6 +67,32 @@ impl Shard {
         t.left += 1;
         self.index.vacate(ino);
     }
+
+    /// Takes a cell out that nobody uses and that need not stay in memory, where it is such a one: what goes with it.
+    fn evict_cell(
+        &self,
+        c: &Arc<Cell>,
+        pending: &dyn Fn(DomainId, TxId) -> bool,
+        leaves: &dyn Fn(&State),
+    ) -> Option<Memory> {
+        let mut t = self.table.write();
+        // the table and the caller hold it
+        let free = || Arc::strong_count(c) == 2 && c.opens.load(Acquire) == 0;
+        if !free() || waits(c, pending, leaves) {
+            return None;
+        }
+        // out of the index no new one finds it; who did before may have it now, or have changed it
+        let own = self.index.take(c.ino)?;
+        // one that was removed since it was listed has perhaps a successor
+        if !Arc::ptr_eq(&own, c) || !unused(&own) || !free() || waits(c, pending, leaves) {
+            self.index.put(&mut t.owned, own);
+            return None;
+        }
+        drop(own);
+        self.taken(&mut t, c.ino);
+        drop(t);
+        Some(Memory::of(c))
+    }
 }
 
 impl Drop for Shard {
@@ -212,82 +238,75 @@ impl CellCache {
             if want.is_none() {
                 break;
             }
-            let list = s.all();
-            for c in list {
+            for c in s.all() {
                 let cold = (want.cells > 0 || want.index_bytes > 0) && !c.hot.swap(false, Relaxed);
-                if (want.pages > 0 || want.index_bytes > 0 && cold)
-                    && let Some(mut st) = c.state.try_write()
-                    // under the lock: a flush raises it there
-                    && c.inflight.load(Acquire) == 0
+                evict_content(&c, cold, &mut want, &mut gone);
+                if want.cells > 0
+                    && cold
+                    && let Some(own) = s.evict_cell(&c, pending, leaves)
                 {
-                    match &mut st.body {
-                        Body::File(f) if want.pages > 0 => {
-                            let n = f.pages.evict_clean(want.pages);
-                            gone.pages += n;
-                            want.pages = want.pages.saturating_sub(n);
-                            // with the last page of a group its index goes
-                            let n = f.counted.saturating_sub(f.index_steps());
-                            f.counted -= n;
-                            gone.index_bytes += usize::from(n) * FileBody::INDEX_STEP;
-                        }
-                        // held by no transaction: its buckets are on the device
-                        Body::Dir(d) if cold && Arc::strong_count(&c) == 2 => {
-                            d.index.evict_clean();
-                            let n = d.counted.saturating_sub(d.index.loaded_bytes());
-                            d.counted -= n;
-                            gone.index_bytes += n;
-                            want.index_bytes = want.index_bytes.saturating_sub(n);
-                        }
-                        _ => {}
-                    }
-                }
-                if want.cells > 0 && cold {
-                    let mut t = s.table.write();
-                    // the table and this loop hold it
-                    let free = || Arc::strong_count(&c) == 2 && c.opens.load(Acquire) == 0;
-                    let waits = || {
-                        if c.inflight.load(Acquire) > 0 {
-                            return true;
-                        }
-                        // Where it is locked for writing, somebody has it. Who changes a directory with it locked for reading
-                        // does so in one that a transaction will write, which waits.
-                        let Some(st) = c.state.try_read() else { return true };
-                        // only memory knows for what; and in no transaction are pages that a commit left alone
-                        let waits = st.durability.waits(pending)
-                            || match &st.body {
-                                // or it has pages that somebody has pinned
-                                Body::File(f) => f.pages.dirty_count() > 0 || f.pages.any_shared(),
-                                Body::Dir(d) => d.waits(pending),
-                                Body::Special => false,
-                            };
-                        // before anybody loads it anew, who needs the table for that
-                        if !waits {
-                            leaves(&st);
-                        }
-                        waits
-                    };
-                    if free() && !waits() {
-                        // out of the index no new one finds it; who did before may have it now, or have changed it
-                        let Some(own) = s.index.take(c.ino) else { continue };
-                        // one that was removed since it was listed has perhaps a successor
-                        if !Arc::ptr_eq(&own, &c) || !unused(&own) || !free() || waits() {
-                            s.index.put(&mut t.owned, own);
-                            continue;
-                        }
-                        drop(own);
-                        s.taken(&mut t, c.ino);
-                        drop(t);
-                        let own = Memory::of(&c);
-                        gone.pages += own.pages;
-                        gone.index_bytes += own.index_bytes;
-                        gone.cells += 1;
-                        want.cells -= 1;
-                    }
+                    gone.pages += own.pages;
+                    gone.index_bytes += own.index_bytes;
+                    gone.cells += 1;
+                    want.cells -= 1;
                 }
             }
         }
         gone
     }
+}
+
+/// Drops what a cell has and does not need: clean pages, where some are wanted, or of a `cold` directory its buckets.
+fn evict_content(c: &Arc<Cell>, cold: bool, want: &mut Memory, gone: &mut Memory) {
+    if (want.pages > 0 || want.index_bytes > 0 && cold)
+        && let Some(mut st) = c.state.try_write()
+        // under the lock: a flush raises it there
+        && c.inflight.load(Acquire) == 0
+    {
+        match &mut st.body {
+            Body::File(f) if want.pages > 0 => {
+                let n = f.pages.evict_clean(want.pages);
+                gone.pages += n;
+                want.pages = want.pages.saturating_sub(n);
+                // with the last page of a group its index goes
+                let n = f.counted.saturating_sub(f.index_steps());
+                f.counted -= n;
+                gone.index_bytes += usize::from(n) * FileBody::INDEX_STEP;
+            }
+            // held by no transaction: its buckets are on the device
+            Body::Dir(d) if cold && Arc::strong_count(c) == 2 => {
+                d.index.evict_clean();
+                let n = d.counted.saturating_sub(d.index.loaded_bytes());
+                d.counted -= n;
+                gone.index_bytes += n;
+                want.index_bytes = want.index_bytes.saturating_sub(n);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Whether a cell that nobody uses must stay in memory. Where not, `leaves` is told of it: before anybody loads it anew, who
+/// needs the table's lock for that, which the caller has.
+fn waits(c: &Cell, pending: &dyn Fn(DomainId, TxId) -> bool, leaves: &dyn Fn(&State)) -> bool {
+    if c.inflight.load(Acquire) > 0 {
+        return true;
+    }
+    // Where it is locked for writing, somebody has it. Who changes a directory with it locked for reading
+    // does so in one that a transaction will write, which waits.
+    let Some(st) = c.state.try_read() else { return true };
+    // only memory knows for what; and in no transaction are pages that a commit left alone
+    let waits = st.durability.waits(pending)
+        || match &st.body {
+            // or it has pages that somebody has pinned
+            Body::File(f) => f.pages.dirty_count() > 0 || f.pages.any_shared(),
+            Body::Dir(d) => d.waits(pending),
+            Body::Special => false,
+        };
+    if !waits {
+        leaves(&st);
+    }
+    waits
 }
 
 /// The moment at which the loading of a cell began.

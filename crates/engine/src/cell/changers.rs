@@ -38,7 +38,7 @@ impl DirBody {
     }
 
     /// A commit takes the directory as it is. `stays`: it stays shared.
-    pub fn committed(&mut self, stays: bool) {
+    pub fn commit_takes(&mut self, stays: bool) {
         if std::mem::take(&mut self.together) < CHANGES && !stays && self.sharing.take().is_some() {
             self.turns = 0;
             self.index.set_shared(false);

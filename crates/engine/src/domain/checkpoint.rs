@@ -28,7 +28,7 @@ pub(crate) struct Begun {
 }
 
 /// What the header tells of a checkpoint.
-pub(crate) struct Told {
+pub(crate) struct NewHeader {
     /// The first transaction that is kept, and where the journal begins from now on.
     keep: u64,
     tail: u64,
@@ -131,7 +131,7 @@ impl Domain {
         let begun = self.begin_checkpoint()?;
         self.write_home(&begun, leaving)?;
         self.flush_devices()?;
-        let told = self.tell_checkpoint(&begun)?;
+        let told = self.write_checkpoint_header(&begun)?;
         self.store.device(0).flush()?;
         self.end_checkpoint(&begun, &told);
         Ok(())
@@ -192,19 +192,19 @@ impl Domain {
     }
 
     /// The third step: the header tells of the home tables, which are durable. A flush of it must follow.
-    pub(crate) fn tell_checkpoint(&self, begun: &Begun) -> Result<Told> {
+    pub(crate) fn write_checkpoint_header(&self, begun: &Begun) -> Result<NewHeader> {
         let (keep, tail) = self.newest_tail(begun);
         let seq = self.change_header(|h| {
             self.move_tail(begun, h, tail);
             h.checkpoint = begun.number.into();
             h.tables = self.space.table_sum().into();
         })?;
-        Ok(Told { keep, tail, seq })
+        Ok(NewHeader { keep, tail, seq })
     }
 
     /// The last step: the header is durable.
-    pub(crate) fn end_checkpoint(&self, begun: &Begun, told: &Told) {
-        self.header_is_durable(told.seq);
+    pub(crate) fn end_checkpoint(&self, begun: &Begun, told: &NewHeader) {
+        self.note_header_durable(told.seq);
         self.journal.release(told.tail);
         self.first_pos.lock().forget_before(told.keep);
         for n in &begun.quarantined {
@@ -222,12 +222,12 @@ impl Domain {
     pub fn write_header(&self, change: impl FnOnce(&mut DomainHeader)) -> Result<()> {
         let seq = self.change_header(change)?;
         self.store.device(0).flush()?;
-        self.header_is_durable(seq);
+        self.note_header_durable(seq);
         Ok(())
     }
 
     /// Changes the domain header; its number. A flush of the volume's first device must follow, and then
-    /// [`Self::header_is_durable`].
+    /// [`Self::note_header_durable`].
     pub(crate) fn change_header(&self, change: impl FnOnce(&mut DomainHeader)) -> Result<u64> {
         if self.shared.dead.load(Ordering::Relaxed) {
             return Err(Error::Io(std::io::Error::other("the volume was killed")));
@@ -252,27 +252,27 @@ impl Domain {
     }
 
     /// A flush has succeeded that began after [`Self::change_header`] gave `seq`.
-    pub(crate) fn header_is_durable(&self, seq: u64) {
+    pub(crate) fn note_header_durable(&self, seq: u64) {
         let mut h = self.header.lock();
         h.durable = h.durable.max(seq);
     }
 
     /// The header says that the numbers of this mount's transactions are used up ([`DomainHeader::first_tx`]).
-    pub(crate) fn is_opened(&self, h: &mut DomainHeader) {
+    pub(crate) fn mark_opened(&self, h: &mut DomainHeader) {
         h.mounts = (h.mounts.get().wrapping_add(1)).into();
     }
 
     /// The header says that the domain is in use from now on, and after a crash, whose recovery has been told of
-    /// ([`Self::is_opened`]), that links across domains are to be compared.
-    pub(crate) fn in_use(&self, h: &mut DomainHeader, after_crash: bool) {
+    /// ([`Self::mark_opened`]), that links across domains are to be compared.
+    pub(crate) fn mark_in_use(&self, h: &mut DomainHeader, after_crash: bool) {
         let mut f = h.flags.get() & !CLEAN;
         if after_crash {
             f |= NEEDS_GC;
         } else {
-            self.is_opened(h);
+            self.mark_opened(h);
         }
         h.flags = f.into();
-        self.scratch_in_use(h);
+        self.mark_scratch_in_use(h);
         h.head_pos = self.journal.head().into();
     }
 
@@ -301,13 +301,13 @@ impl Domain {
         }
         if self.journal.tail() == tail && cost == 0 {
             // the newest commit is kept for its list of orphans and fills the journal: log the list anew
-            self.relog()?;
+            self.relist_orphans()?;
         }
         Ok(())
     }
 
     /// Writes the list of orphans into a transaction of its own, so that an older one need not be kept.
-    fn relog(&self) -> Result<()> {
+    fn relist_orphans(&self) -> Result<()> {
         self.list_orphans()?;
         self.checkpoint()
     }
@@ -323,15 +323,15 @@ impl Domain {
 
     /// The header as a proper unmount leaves it, where all is checkpointed and no inode is unlinked and open. What came into
     /// the journal after the checkpoint began is in no home table: where there is such, the next mount replays it.
-    pub(crate) fn is_clean(&self, h: &mut DomainHeader) {
-        self.scratch_at_rest(h);
+    pub(crate) fn mark_clean(&self, h: &mut DomainHeader) {
+        self.mark_scratch_at_rest(h);
         if self.orphans.is_empty() && !self.first_pos.lock().has_newer(h.checkpointed_tx.get()) {
             h.tail_pos = h.head_pos;
             h.flags = (h.flags.get() | CLEAN).into();
         }
     }
 
-    /// Whether a header could be clean ([`Self::is_clean`]), and the newest one is not.
+    /// Whether a header could be clean ([`Self::mark_clean`]), and the newest one is not.
     pub(crate) fn is_left_unclean(&self) -> bool {
         self.failed().is_none() && self.orphans.is_empty() && self.header.lock().header.flags.get() & CLEAN == 0
     }

@@ -9,10 +9,10 @@
 //!
 //! A failure on the way fails the domain: nothing of the transaction was acknowledged.
 
+use super::Domain;
 use super::serialise::WriteBatch;
 use super::tx::Tx;
 use super::work::{Share, Work};
-use super::{Domain, Enter};
 use crate::cell::cache::Memory;
 use crate::cell::{Body, Cell};
 use crate::error::{Error, Result};
@@ -107,7 +107,7 @@ impl Domain {
             self.orphans_listed.store(made.listed, Ordering::Release);
         }
         self.apply_durable(&tx, made)?;
-        self.has_committed(&tx);
+        self.note_committed(&tx);
         Ok(Some(tx.id))
     }
 
@@ -160,7 +160,7 @@ impl Domain {
     }
 
     /// The transaction is durable, and the committed view says so.
-    fn has_committed(&self, tx: &Tx) {
+    fn note_committed(&self, tx: &Tx) {
         *self.committing.lock() = None;
         self.pending.store(0, Ordering::Release);
         self.durable.store(tx.id.0, Ordering::Relaxed);
@@ -454,68 +454,12 @@ impl Domain {
         let panics = self.fail_on_panic("a commit");
         let one = self.commit_lock.lock();
         self.orphans_listed.store(c.made.listed, Ordering::Release);
-        let ended = self.apply_durable(&c.tx, c.made).map(|()| self.has_committed(&c.tx));
+        let ended = self.apply_durable(&c.tx, c.made).map(|()| self.note_committed(&c.tx));
         drop(one);
         panics.disarm();
         ended.inspect_err(|e| self.fail(e))?;
         c.lead.finish(c.tx.id.0);
         Ok(())
-    }
-}
-
-/// Domains that were entered: mostly one or two.
-pub type Enters<'a> = smallvec::SmallVec<[Enter<'a>; 2]>;
-
-/// Enters several domains at once, in the order of their numbers (the gate's rank).
-///
-/// # Errors
-/// As [`Domain::enter`].
-pub fn enter_all<'a>(domains: &[&'a Domain]) -> Result<Enters<'a>> {
-    if let [one] = domains {
-        return Ok(smallvec::smallvec![one.enter()?]);
-    }
-    'again: loop {
-        let mut out = Enters::new();
-        for (i, d) in domains.iter().enumerate() {
-            debug_assert!(i == 0 || domains[i - 1].id < d.id);
-            if i > 0 && d.needs_room() {
-                // never wait for a commit with another gate held
-                drop(out);
-                d.make_room_to_enter()?;
-                continue 'again;
-            }
-            out.push(if i == 0 { d.enter()? } else { d.enter_unthrottled()? });
-        }
-        return Ok(out);
-    }
-}
-
-/// [`enter_all`] that does not wait for a commit or checkpoint: `None` where a journal has too little room.
-///
-/// # Errors
-/// As [`Domain::enter`].
-pub fn try_enter_all<'a>(domains: &[&'a Domain]) -> Result<Option<Enters<'a>>> {
-    let mut out = Enters::new();
-    for d in domains {
-        if d.needs_room() {
-            return Ok(None);
-        }
-        out.push(d.enter_unthrottled()?);
-    }
-    Ok(Some(out))
-}
-
-impl Domain {
-    fn needs_room(&self) -> bool {
-        !self.has_room_for(&self.gate.read())
-    }
-    /// [`Self::enter`] without a look at the journal's room (recovery; the second domain of an operation).
-    ///
-    /// # Errors
-    /// [`Self::check_writable`].
-    pub fn enter_unthrottled(&self) -> Result<Enter<'_>> {
-        self.check_writable()?;
-        Ok(Enter { domain: self, guard: self.gate.read(), expected: std::cell::Cell::new(0) })
     }
 }
 

@@ -153,7 +153,7 @@ impl Domain {
         let dirty = f.pages.dirty_count();
         f.pages.mark_clean(0, u64::MAX);
         f.cold = false;
-        self.memory.left(0, dirty);
+        self.memory.remove(0, dirty);
         self.space.unreserve(std::mem::take(&mut f.reserved));
         Ok(())
     }

@@ -188,7 +188,7 @@ impl MemoryUse {
         }
     }
     /// So many pages left memory; so many are dirty no more.
-    pub fn left(&self, pages: usize, dirty: usize) {
+    pub fn remove(&self, pages: usize, dirty: usize) {
         let part = self.parts.mine();
         for (count, gone) in [(&part.pages, pages), (&part.dirty, dirty)] {
             if gone > 0 {
@@ -338,7 +338,7 @@ mod tests {
                 s.spawn(|| {
                     for _ in 0..1000 {
                         memory.add(2, 1);
-                        memory.left(1, 1);
+                        memory.remove(1, 1);
                         memory.add_index_bytes(10);
                         if memory.looks.is_due() {
                             looked.fetch_add(1, Relaxed);
@@ -386,7 +386,7 @@ mod tests {
         memory.set_limits(0, Some(32 << 20));
         assert!(memory.exceeds_ceiling(|| 0), "40 MB are there");
         assert!(!memory.exceeds_ceiling(|| panic!("looked at right now")));
-        memory.left(9_000, 0);
+        memory.remove(9_000, 0);
         memory.add(LOOK_PAGES as usize, 0);
         assert!(!memory.exceeds_ceiling(|| 0), "5 MB are there");
         memory.add(LOOK_PAGES as usize, 0);

@@ -18,6 +18,7 @@ pub(crate) mod ceiling;
 pub mod checkpoint;
 mod checkpointing;
 pub mod commit;
+pub mod enter;
 mod first_pos;
 pub mod flush;
 mod help;
@@ -27,7 +28,6 @@ pub mod inodes;
 mod journal_use;
 pub mod load;
 pub mod memory;
-mod merge;
 mod on_panic;
 mod orphans;
 mod out;
@@ -38,6 +38,7 @@ pub mod quiesce;
 pub mod recover;
 pub mod recovered;
 pub(crate) mod replay;
+mod roll_forward;
 pub(crate) mod scratch;
 pub mod serialise;
 mod shared;
@@ -61,8 +62,9 @@ use braidfs_format::domain::{DomainHeader, KEPT_FOR_TENANTS};
 use braidfs_sync::ablation::{self, Switch};
 use braidfs_sync::rounds::Rounds;
 use braidfs_sync::slots::{Counter, Line};
-use braidfs_sync::{Mutex, PassLock, PassReadGuard, rank};
+use braidfs_sync::{Mutex, PassLock, rank};
 use crossbeam::utils::CachePadded;
+pub use enter::Enter;
 use foldhash::fast::RandomState;
 use memory::MemoryUse;
 pub(crate) use on_panic::FailOnPanic;
@@ -73,7 +75,7 @@ pub use shared::Shared;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use tx::{CELL_COST, Tx};
+use tx::Tx;
 use work::Work;
 
 /// The domain's header on disk: which copy is current.
@@ -198,58 +200,8 @@ pub struct Domain {
     short: usize,
 }
 
-/// The right to change a domain: holds its gate, names its running transaction. Dropping it leaves.
-pub struct Enter<'a> {
-    /// The domain whose gate was entered.
-    pub domain: &'a Domain,
-    guard: PassReadGuard<'a, Arc<Tx>, rank::Gate>,
-    /// Journal bytes that are announced and not yet used.
-    expected: std::cell::Cell<usize>,
-}
-
 /// This part of the journal is a transaction that is short ([`Tx::cost_at_most`]).
 const SHORT_PART: usize = 16;
-/// Blocks or extents that an operation may free unannounced ([`Enter::expect_pieces`]).
-const FEW_PIECES: usize = 64;
-
-impl Enter<'_> {
-    /// Announces that the operation will free so many blocks or extents, at most [`Domain::pieces_max`]: who wants to enter
-    /// from now on finds that much less room in the journal. False where there is too little: the caller lets everything go,
-    /// has [`Domain::make_journal_room`] make some, and begins again. A few need no announcement: what [`Domain::enter`]
-    /// leaves of the journal is enough for those of many threads, and not for many times the most.
-    #[must_use]
-    pub fn expect_pieces(&self, pieces: usize) -> bool {
-        if pieces <= FEW_PIECES {
-            return true;
-        }
-        let bytes = pieces * tx::PAGE_COST;
-        let cost = self.guard.expect(bytes);
-        if self.domain.journal_tight(cost) {
-            self.guard.expect_no_more(bytes);
-            return false;
-        }
-        self.expected.set(self.expected.get() + bytes);
-        true
-    }
-    /// The running transaction.
-    pub fn tx(&self) -> &Tx {
-        &self.guard
-    }
-    /// Announces a write of the running transaction's data that goes on after leaving.
-    pub fn begin_io(&self) -> tx::PendingIo {
-        self.guard.begin_io()
-    }
-}
-
-impl Drop for Enter<'_> {
-    fn drop(&mut self) {
-        // what it used of that has been counted by itself
-        if self.expected.get() > 0 {
-            self.guard.expect_no_more(self.expected.get());
-        }
-    }
-}
-
 /// The layers below a domain, opened and replayed.
 #[derive(Debug)]
 pub struct Layers {
@@ -423,54 +375,9 @@ impl Domain {
         self.space.pick_log(self.shared.unclaimed_on(self.devices()) == 0)
     }
 
-    /// Waits until the journal has room for another operation, doing the commit and checkpoint itself if need be; then
-    /// enters. The caller holds no gate of a higher domain and no cell lock.
-    ///
-    /// # Errors
-    /// [`Self::check_writable`].
-    pub fn enter(&self) -> Result<Enter<'_>> {
-        loop {
-            self.check_writable()?;
-            let guard = self.gate.read();
-            if self.has_room_for(&guard) {
-                return Ok(Enter { domain: self, guard, expected: std::cell::Cell::new(0) });
-            }
-            drop(guard);
-            self.make_room_to_enter()?;
-        }
-    }
-
-    /// [`Self::enter`] where nothing has to be committed for it.
-    ///
-    /// # Errors
-    /// [`Self::check_writable`].
-    pub(crate) fn enter_if_room(&self) -> Result<Option<Enter<'_>>> {
-        self.check_writable()?;
-        let guard = self.gate.read();
-        let fits = self.has_room_for(&guard);
-        Ok(fits.then(|| Enter { domain: self, guard, expected: std::cell::Cell::new(0) }))
-    }
-
     /// Whether the running transaction has reserved blocks for metadata. Lock rank of the gate.
     pub(crate) fn has_credits(&self) -> bool {
         self.gate.read().has_credits()
-    }
-
-    /// Makes journal room, or commits because the running transaction holds too much of the cache and lets as much go.
-    fn make_room_to_enter(&self) -> Result<()> {
-        let most = self.pinned_max.load(Ordering::Relaxed);
-        if self.gate.read().cost() <= most {
-            return self.make_journal_room();
-        }
-        self.commit()?;
-        self.write_excess_tables()?;
-        let cells = most / CELL_COST;
-        if self.cells.len() > 2 * cells {
-            self.evict(Memory { cells, ..Memory::default() });
-        }
-        // who enters may have locks that go before
-        self.keep_to_ceiling(false);
-        Ok(())
     }
 
     /// [`Tx::new`] for the transaction behind the running one.
@@ -490,31 +397,8 @@ impl Domain {
         if gone.pages > 0 {
             self.ahead.thrown_out(gone.pages as u64, self.memory.may_hold());
         }
-        self.memory.left(gone.pages, 0);
+        self.memory.remove(gone.pages, 0);
         self.memory.add_index_bytes(-(gone.index_bytes as i64));
-    }
-
-    /// Blocks or extents that one operation may free or allocate: their records must fit what [`Self::enter`] leaves of the
-    /// journal. Who has more to do does it in several operations.
-    pub fn pieces_max(&self) -> usize {
-        self.journal.blocks() as usize * 4096 / 8 / tx::PAGE_COST
-    }
-
-    /// Whether operations may enter with `tx` running: neither the journal nor the cache becomes too full by it.
-    fn has_room_for(&self, tx: &Tx) -> bool {
-        let most = self.pinned_max.load(Ordering::Relaxed);
-        let fits = |cost: usize| cost <= most && !self.journal_tight(cost);
-        fits(tx.cost_at_most()) || fits(tx.cost())
-    }
-
-    /// Whether a commit of `cost` bytes more could run into the journal's end.
-    fn journal_tight(&self, cost: usize) -> bool {
-        if !self.fits_journal() {
-            return false;
-        }
-        let pending = self.pending.load(Ordering::Acquire);
-        let need = ((cost + pending) / 4096) as u64 * 5 / 4 + 8;
-        self.journal.used() + need > self.journal.blocks() * 5 / 8
     }
 
     /// Marks a cell as changed in `tx`: serialises it first where an older transaction still has to (the cooperative

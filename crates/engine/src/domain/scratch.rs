@@ -146,21 +146,21 @@ impl Domain {
     }
 
     /// The header of a domain that is told of as in use: of one without a journal nothing is believed from now on.
-    pub(super) fn scratch_in_use(&self, h: &mut DomainHeader) {
+    pub(super) fn mark_scratch_in_use(&self, h: &mut DomainHeader) {
         if !planted(Bug::ScratchUntold) && !planted(Bug::ScratchToldLate) {
             h.scratch_at_rest = 0;
         }
     }
 
     /// What the bug leaves for the second copy of that header, which it does not flush; without it nothing.
-    pub(crate) fn scratch_told_late(&self, h: &mut DomainHeader) {
+    pub(crate) fn mark_scratch_late(&self, h: &mut DomainHeader) {
         if planted(Bug::ScratchToldLate) {
             h.scratch_at_rest = 0;
         }
     }
 
     /// The header of one that is checkpointed, with what came since in the journal.
-    pub(super) fn scratch_at_rest(&self, h: &mut DomainHeader) {
+    pub(super) fn mark_scratch_at_rest(&self, h: &mut DomainHeader) {
         h.scratch_at_rest = (h.is_scratch() && self.keeps_journal()).into();
     }
 

@@ -175,7 +175,7 @@ impl Domain {
             map.write_rolled();
         }
         let records = self.encode(cell, st)?;
-        self.take_records(cell, records, out)
+        self.take_records(records, out)
     }
 
     /// [`Cell::encode`] with this domain's nodes.
@@ -185,12 +185,7 @@ impl Domain {
     }
 
     /// Moves encoded records to `out`, overflow nodes with the generation of their own slots.
-    pub(super) fn take_records(
-        &self,
-        _cell: &Cell,
-        records: crate::cell::record::Records,
-        out: &mut Out,
-    ) -> Result<()> {
+    fn take_records(&self, records: crate::cell::record::Records, out: &mut Out) -> Result<()> {
         for mut r in records.write {
             if r.flags & OVERFLOW != 0 {
                 r.generation = self.overflow_generation(r.node)?;
@@ -283,7 +278,7 @@ impl Domain {
         filled.into_iter().for_each(|r| f.map.mark_written(r.start, r.end));
         clean.into_iter().for_each(|r| f.pages.mark_clean(r.start, r.end));
         f.cold = false;
-        self.memory.left(0, dirty);
+        self.memory.remove(0, dirty);
         self.count_index(f);
         if !nocow {
             self.note_pieces(cell.ino, f);
@@ -405,7 +400,7 @@ impl Domain {
         // no operation knows how many there will be
         let (charge, had) = (self.shared.quotas.charge(cell, st), self.shared.quotas.blocks_of(st));
         let Body::Dir(d) = &mut st.body else { return Ok(()) };
-        d.committed(self.shared.options.share_dirs);
+        d.commit_takes(self.shared.options.share_dirs);
         d.forget_durable(|d, t| self.committed_tx_of(d) < t);
         if !d.is_shared() && cell.wide.load(Ordering::Relaxed) {
             cell.wide.store(false, Ordering::Relaxed);
@@ -538,6 +533,6 @@ impl Domain {
                 }
             }
         }
-        self.memory.left(gone, 0);
+        self.memory.remove(gone, 0);
     }
 }

@@ -129,7 +129,7 @@ impl Domain {
             // A commit that has taken the file carries the same blocks: nothing to wait for. One that has not counts on the
             // pages, and would not wait for them.
             InPlace::Yes(all) if !times && older.is_none() => {
-                return self.made(e, cell, &mut st, How::InPlace(all, false), data_only);
+                return self.make_batch_or_fail(e, cell, &mut st, How::InPlace(all, false), data_only);
             }
             InPlace::Yes(all) => How::InPlace(all, true),
             InPlace::NotYet => {
@@ -144,11 +144,18 @@ impl Domain {
         if commits {
             return Ok(Prepared::Commit);
         }
-        self.made(e, cell, &mut st, how, data_only)
+        self.make_batch_or_fail(e, cell, &mut st, how, data_only)
     }
 
     /// [`Self::make_batch`]. Pages that are in a batch are not marked any more: the domain fails where it is not finished.
-    fn made(&self, e: &Enter<'_>, cell: &Arc<Cell>, st: &mut State, how: How, data_only: bool) -> Result<Prepared> {
+    fn make_batch_or_fail(
+        &self,
+        e: &Enter<'_>,
+        cell: &Arc<Cell>,
+        st: &mut State,
+        how: How,
+        data_only: bool,
+    ) -> Result<Prepared> {
         let make = || self.make_batch(e, cell, st, how, data_only);
         self.failing_on_panic("an fsync", make).inspect_err(|err| self.fail(err))
     }
@@ -185,44 +192,19 @@ impl Domain {
                 }
             }
         }
-        let enc = self.encode(cell, st)?;
-        // the transaction still has to write what this record carries alone
-        if let Body::File(f) = &mut st.body {
-            f.map.rolled_forward();
-        }
-        // the transaction still has to do what encoding has just ticked off
-        st.dropped.extend(enc.free.iter().copied());
-        let mut records = Vec::new();
-        let mut bytes = 0;
-        let mut fits = true;
-        for mut r in enc.write {
-            if r.flags & OVERFLOW != 0 {
-                r.generation = self.overflow_generation(r.node)?;
-            }
-            bytes += r.payload.len() + 40;
-            records.push(Record::Full(r));
-        }
-        // the inode first: recovery takes the first record for the file that the chunk is about
-        records.rotate_right(1);
+        let (mut records, mut bytes) = self.full_records(cell, st)?;
         let blocks: usize = out.bytes / 4096;
         let early = st.durability.early_data(self.committed_tx()) && !planted(Bug::EarlyDataForgotten);
         // what is overwritten has its place, whether the record is there or not
         let data_first = !in_place && (early || out.in_place || self.in_place(st) || blocks > SUMS_MAX);
         if !data_first && !in_place {
-            for (addr, p) in &out.writes {
-                if let Payload::Pages(pages, ..) = p {
-                    let sums: Vec<u32> = pages.iter().map(|p| crc32c::crc32c(p.bytes())).collect();
-                    bytes += 12 + 4 * sums.len();
-                    st.durability.record_sums_blocks(tx.id);
-                    records.push(Record::Sums { addr: *addr, sums });
-                }
+            let sums = add_sums(&out, &mut records);
+            if sums > 0 {
+                st.durability.record_sums_blocks(tx.id);
             }
+            bytes += sums;
         }
-        let chunk = chunk_blocks(bytes);
-        if chunk > self.chunk_blocks_max() - 1 || self.journal.used() + u64::from(chunk) > self.journal.blocks() * 5 / 8
-        {
-            fits = false;
-        }
+        let fits = self.fits_beside_commits(chunk_blocks(bytes));
         let io = e.begin_io();
         if !fits {
             // the data has its place: write it, then let a commit carry the records
@@ -234,6 +216,34 @@ impl Domain {
             Box::new(Batch { out, records, data_first, tx: tx.id, _io: io }),
             Reach { version: st.durability.version(), data: st.durability.version() },
         ))
+    }
+
+    /// The records of an inode as it is, for a roll-forward chunk, its own first; and about how many bytes they take.
+    fn full_records(&self, cell: &Cell, st: &mut State) -> Result<(Vec<Record>, usize)> {
+        let enc = self.encode(cell, st)?;
+        // the transaction still has to write what this record carries alone
+        if let Body::File(f) = &mut st.body {
+            f.map.rolled_forward();
+        }
+        // the transaction still has to do what encoding has just ticked off
+        st.dropped.extend(enc.free.iter().copied());
+        let mut records = Vec::new();
+        let mut bytes = 0;
+        for mut r in enc.write {
+            if r.flags & OVERFLOW != 0 {
+                r.generation = self.overflow_generation(r.node)?;
+            }
+            bytes += r.payload.len() + 40;
+            records.push(Record::Full(r));
+        }
+        // the inode first: recovery takes the first record for the file that the chunk is about
+        records.rotate_right(1);
+        Ok((records, bytes))
+    }
+
+    /// Whether the journal has room for a roll-forward chunk of so many blocks, and commits after it still have theirs.
+    fn fits_beside_commits(&self, blocks: u32) -> bool {
+        blocks < self.chunk_blocks_max() && self.journal.used() + u64::from(blocks) <= self.journal.blocks() * 5 / 8
     }
 
     /// Whether no commit that is under way, or about to begin, carries an older state of the cell. Of a directory it would
@@ -315,6 +325,19 @@ impl Domain {
         drop(batches);
         self.counters.fast_syncs.add(fit.iter().filter(|f| **f).count() as i64);
     }
+}
+
+/// Adds the checksums of the pages that are about to be written; bytes of these records, 0 without any.
+fn add_sums(out: &Out, records: &mut Vec<Record>) -> usize {
+    let mut bytes = 0;
+    for (addr, p) in &out.writes {
+        if let Payload::Pages(pages, ..) = p {
+            let sums: Vec<u32> = pages.iter().map(|p| crc32c::crc32c(p.bytes())).collect();
+            bytes += 12 + 4 * sums.len();
+            records.push(Record::Sums { addr: *addr, sums });
+        }
+    }
+    bytes
 }
 
 /// Whether the extended attributes of a new directory fit a record beside its name; else it is committed.

@@ -130,7 +130,7 @@ impl Domain {
     /// Of the device.
     pub(crate) fn mark_added(&self, tenant_flags: u32) -> Result<()> {
         self.write_header(|h| {
-            self.in_use(h, false);
+            self.mark_in_use(h, false);
             h.tenant_flags = tenant_flags.into();
         })?;
         self.kept.store(tenant_flags & KEPT_FOR_TENANTS != 0, Ordering::Relaxed);

@@ -72,7 +72,7 @@ fn open_on(device: Arc<dyn Device>) -> (Arc<Domain>, Arc<Double>, bool) {
     let peers: Arc<dyn Peers> = double.clone();
     let (d, recovered) = open_domain(&sb, &store, &shared, &peers, &bat, DomainId(0)).unwrap();
     shared.recovering.store(false, Ordering::Relaxed);
-    d.write_header(|h| d.in_use(h, false)).unwrap();
+    d.write_header(|h| d.mark_in_use(h, false)).unwrap();
     double.domain.set(Arc::downgrade(&d)).unwrap();
     (d, double, recovered.dirty)
 }
@@ -127,11 +127,11 @@ fn a_header_is_not_overwritten_before_the_other_one_is_durable() {
     let second = change();
     assert_eq!(device.flushes(), begin + 1, "the first one is the only copy that stays");
     // that is known already, and says nothing of the second
-    d.header_is_durable(first);
+    d.note_header_durable(first);
     let third = change();
     assert_eq!(device.flushes(), begin + 2);
     device.flush().unwrap();
-    d.header_is_durable(third);
+    d.note_header_durable(third);
     change();
     assert_eq!(device.flushes(), begin + 3);
     assert!(first < second && second < third);
@@ -143,9 +143,9 @@ fn close_and_meanwhile(d: &Domain, meanwhile: impl FnOnce(&Domain)) {
     d.write_home(&begun, &[]).unwrap();
     d.flush_devices().unwrap();
     meanwhile(d);
-    let told = d.tell_checkpoint(&begun).unwrap();
+    let told = d.write_checkpoint_header(&begun).unwrap();
     d.end_checkpoint(&begun, &told);
-    d.write_header(|h| d.is_clean(h)).unwrap();
+    d.write_header(|h| d.mark_clean(h)).unwrap();
 }
 
 #[test]

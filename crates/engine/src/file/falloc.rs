@@ -205,6 +205,28 @@ impl MountedVolume {
         done
     }
 
+    /// Reads the pages that the ends of a range cut, which keep a part of what they hold, and reserves for those that hold
+    /// something. False where room must be made first.
+    fn reserve_cut_pages(
+        &self,
+        c: &Cell,
+        st: &mut State,
+        (offset, end): (u64, u64),
+        charge: &mut Charge<'_>,
+    ) -> Result<bool> {
+        for l in [offset, end].into_iter().filter(|e| e % PAGE != 0).map(|e| e / PAGE) {
+            if matches!(&st.body, Body::File(f) if f.inline.is_none()) {
+                self.dom(c.domain).load_pages(c, st, l, 1)?;
+                let cached = matches!(&st.body, Body::File(f) if f.pages.has(l));
+                if cached && !self.reserve_pages(c, st, (l, l), charge)? {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// One attempt, with the inode locked. False where room must be made first; a part of the range may have its blocks then.
     fn falloc_locked(
         &self,
         op: &mut Op<'_>,
@@ -224,18 +246,8 @@ impl MountedVolume {
         }
         op.write_out_older(c, st)?;
         let allocating = mode != FallocMode::PunchHole;
-        if zeroing {
-            // the pages that the range cuts
-            let cut: Vec<u64> = [offset, end].iter().filter(|e| *e % PAGE != 0).map(|e| e / PAGE).collect();
-            for l in cut {
-                if matches!(&st.body, Body::File(f) if f.inline.is_none()) {
-                    d.load_pages(c, st, l, 1)?;
-                    let cached = matches!(&st.body, Body::File(f) if f.pages.has(l));
-                    if cached && !self.reserve_pages(c, st, (l, l), charge)? {
-                        return Ok(false);
-                    }
-                }
-            }
+        if zeroing && !self.reserve_cut_pages(c, st, (offset, end), charge)? {
+            return Ok(false);
         }
         if allocating {
             let Body::File(f) = &mut st.body else { return Err(Error::Invalid("not a regular file")) };

@@ -97,7 +97,7 @@ impl MountedVolume {
     pub(crate) fn drop_blocks(&self, op: &Op<'_>, c: &Arc<Cell>, f: &mut FileBody, blocks: Range<u64>) {
         let before = f.pages.len();
         let dirty = f.pages.remove_range(blocks.start, blocks.end);
-        self.dom(c.domain).memory.left(before - f.pages.len(), dirty);
+        self.dom(c.domain).memory.remove(before - f.pages.len(), dirty);
         let mut freed = Vec::new();
         if let Some(map) = f.map.there() {
             map.remove(blocks.start, blocks.end, &mut freed);

@@ -38,6 +38,24 @@ enum At {
     End,
 }
 
+impl At {
+    /// Where it begins in a file, where that may be written.
+    fn checked_offset(self, st: &State) -> Result<u64> {
+        if st.deleted {
+            return Err(Error::NotFound);
+        }
+        // not APPEND: a kernel's writeback cache writes the last page again at its place; opening checks it
+        if st.flags & IMMUTABLE != 0 && !matches!(self, At::Accepted(_)) {
+            return Err(Error::Perm);
+        }
+        let offset = match self {
+            At::Offset(o) | At::Accepted(o) => o,
+            At::End => st.size,
+        };
+        if offset >= SIZE_MAX { Err(Error::TooBig) } else { Ok(offset) }
+    }
+}
+
 /// What a piece of a write did.
 struct Wrote {
     offset: u64,
@@ -47,7 +65,7 @@ struct Wrote {
 }
 
 /// What became of an overwrite with the cell locked for reading.
-enum Shared {
+enum SharedOverwrite {
     Done(Wrote),
     /// It changes more of the inode than bytes, or meets an I/O: for who has the cell alone.
     Alone,
@@ -134,21 +152,21 @@ impl MountedVolume {
     /// [`Self::write_to_dirty_pages`] of a file that several threads overwrite, with the cell locked for reading: where
     /// nothing of the inode changes by it but bytes. So it is where the running transaction has the inode on its list, its
     /// newest version is one of data, and its times are those of the clock, which ticks every few milliseconds.
-    fn overwrite_shared(&self, c: &Cell, offset: u64, data: &[u8]) -> Result<Shared> {
+    fn overwrite_shared(&self, c: &Cell, offset: u64, data: &[u8]) -> Result<SharedOverwrite> {
         let d = self.dom(c.domain);
         d.check_writable()?;
         let st = c.state.read();
-        let Some(end) = end_of_overwrite(d, &st, offset, data.len()) else { return Ok(Shared::More) };
-        let Body::File(f) = &st.body else { return Ok(Shared::More) };
+        let Some(end) = end_of_overwrite(d, &st, offset, data.len()) else { return Ok(SharedOverwrite::More) };
+        let Body::File(f) = &st.body else { return Ok(SharedOverwrite::More) };
         if !f.pages.all_dirty(offset / PAGE, (end - 1) / PAGE) {
-            return Ok(Shared::More);
+            return Ok(SharedOverwrite::More);
         }
         let now = self.shared.now();
         let same = (st.mtime, st.ctime) == (now, now) && st.durability.version_is_of_data();
         if !same || !f.pages.overwrite(offset, data) {
-            return Ok(Shared::Alone);
+            return Ok(SharedOverwrite::Alone);
         }
-        Ok(Shared::Done(Wrote { offset, bytes: data.len(), dirty: f.pages.dirty_count() }))
+        Ok(SharedOverwrite::Done(Wrote { offset, bytes: data.len(), dirty: f.pages.dirty_count() }))
     }
 
     /// A write of what the running transaction writes anyway, by whichever way the file asks for; `None` where it is more than
@@ -156,16 +174,19 @@ impl MountedVolume {
     #[inline]
     fn overwrite_dirty(&self, c: &Cell, at: At, data: &[u8]) -> Result<Option<Wrote>> {
         let (At::Offset(offset) | At::Accepted(offset)) = at else { return Ok(None) };
-        let shared =
-            if c.wide.load(Ordering::Relaxed) { self.overwrite_shared(c, offset, data)? } else { Shared::Alone };
+        let shared = if c.wide.load(Ordering::Relaxed) {
+            self.overwrite_shared(c, offset, data)?
+        } else {
+            SharedOverwrite::Alone
+        };
         match shared {
-            Shared::Done(wrote) => Ok(Some(wrote)),
-            Shared::Alone => self.write_to_dirty_pages(c, offset, data),
-            Shared::More => Ok(None),
+            SharedOverwrite::Done(wrote) => Ok(Some(wrote)),
+            SharedOverwrite::Alone => self.write_to_dirty_pages(c, offset, data),
+            SharedOverwrite::More => Ok(None),
         }
     }
 
-    /// Writes one piece; `None` where room must be made first.
+    /// Writes one piece: reserves all that it needs, then changes the file. `None` where room must be made first.
     fn write_piece(&self, c: &Arc<Cell>, at: At, data: &[u8]) -> Result<Option<Wrote>> {
         if let Some(wrote) = self.overwrite_dirty(c, at, data)? {
             return Ok(Some(wrote));
@@ -174,20 +195,7 @@ impl MountedVolume {
         // overwriting works on a full volume; what needs new room asks for it below
         let mut op = Op::begin(self, &[c.domain], METADATA_OF_WRITE, true)?;
         let mut st = c.state.write();
-        if st.deleted {
-            return Err(Error::NotFound);
-        }
-        // not APPEND: a kernel's writeback cache writes the last page again at its place; opening checks it
-        if st.flags & IMMUTABLE != 0 && !matches!(at, At::Accepted(_)) {
-            return Err(Error::Perm);
-        }
-        let offset = match at {
-            At::Offset(o) | At::Accepted(o) => o,
-            At::End => st.size,
-        };
-        if offset >= SIZE_MAX {
-            return Err(Error::TooBig);
-        }
+        let offset = at.checked_offset(&st)?;
         op.write_out_older(c, &mut st)?;
         // what was accepted must not be lost where a limit has gone down since
         let reserve: Reserve =
@@ -209,15 +217,12 @@ impl MountedVolume {
         if f.map.extent_count() > 32 {
             op.credit(c.domain, 2);
         }
-        if stays_inline {
-            let grows = end.saturating_sub(st.size);
-            if grows > 0 {
-                // part of a node block, which is counted whole where it begins
-                let Ok(promised) = reserve(&d.space, 1) else { return Ok(None) };
-                d.space.unreserve_accepted(1, promised);
-                op.grows(c.domain, grows as usize);
-            }
-        } else if !self.prepare_pages(c, &mut st, offset..end, reserve, &mut charge)? {
+        let reserved = if stays_inline {
+            self.reserve_inline(&mut op, c, end.saturating_sub(st.size), reserve)
+        } else {
+            self.prepare_pages(c, &mut st, offset..end, reserve, &mut charge)?
+        };
+        if !reserved {
             return Ok(None);
         }
         // else an inline file's bytes change, which are its record's
@@ -256,6 +261,18 @@ impl MountedVolume {
             d.budget.charge(Way::Write, new_dirty as u64 * PAGE, 0);
         }
         Ok(Some(Wrote { offset, bytes: n, dirty: f.pages.dirty_count() }))
+    }
+
+    /// Reserves for an inode record that grows by so many bytes; false where room must be made first.
+    fn reserve_inline(&self, op: &mut Op<'_>, c: &Cell, grows: u64, reserve: Reserve) -> bool {
+        if grows > 0 {
+            let space = &self.dom(c.domain).space;
+            // part of a node block, which is counted whole where it begins
+            let Ok(promised) = reserve(space, 1) else { return false };
+            space.unreserve_accepted(1, promised);
+            op.grows(c.domain, grows as usize);
+        }
+        true
     }
 
     /// Reserves blocks for the bytes that a write replaces or adds, and reads the pages of which it keeps a part; false where

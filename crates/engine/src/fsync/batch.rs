@@ -7,7 +7,7 @@ use crate::braid::durability::Reach;
 use crate::cell::Cell;
 use crate::domain::Domain;
 use crate::domain::FailOnPanic;
-use crate::domain::commit::{Enters, enter_all, try_enter_all};
+use crate::domain::enter::{Enters, enter_all, try_enter_all};
 use crate::domain::sync::{Ancestor, Batch, Prepared};
 use crate::error::{Error, Result};
 use crate::planted::{self, Bug};

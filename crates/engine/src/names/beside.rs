@@ -148,7 +148,7 @@ impl MountedVolume {
         op.hint(d, name, &cell);
         let attr = cell.attr(&st);
         drop(st);
-        self.inode_is_made(&cell, charge);
+        self.note_inode_made(&cell, charge);
         // before anybody can find its entry
         self.dom(target).cells.insert_new(cell.clone());
         drop(bucket);
@@ -297,7 +297,7 @@ impl MountedVolume {
         // as `plan` has it of one that takes a free name
         let left = Vacated { domain: c.domain, tx: op.tx(c.domain).id, alive: true };
         if !planted(Bug::VacatedUntold) {
-            self.left(from, &fst, name, left);
+            self.note_vacated(from, &fst, name, left);
         }
         op.hint(from, name, &c);
         op.hint(to, new, &c);

@@ -67,9 +67,9 @@ impl MountedVolume {
     }
 
     /// It is made, and nobody else has seen it.
-    pub(super) fn inode_is_made(&self, c: &Cell, charge: Charge<'_>) {
+    pub(super) fn note_inode_made(&self, c: &Cell, charge: Charge<'_>) {
         if charge.is_on() {
-            self.shared.quotas.is_counted_now(c.ino);
+            self.shared.quotas.note_counted(c.ino);
         }
         charge.keep();
     }
@@ -138,7 +138,7 @@ impl MountedVolume {
         number: NewInode,
     ) -> Result<Made> {
         let r = loop {
-            match self.create_at(d, name, new, cred, number) {
+            match self.try_create(d, name, new, cred, number) {
                 // mostly nobody has to be durable first, which is seen with the directory locked
                 Ok(None) => {
                     if let Err(e) = self.commit_vacating_rename(d, name.0, number.domain) {
@@ -181,7 +181,7 @@ impl MountedVolume {
     }
 
     /// `None` where who left the name must be durable first, or what it names was locked.
-    fn create_at(
+    fn try_create(
         &self,
         d: &Arc<Cell>,
         (name, hash): (&[u8], u64),
@@ -231,7 +231,7 @@ impl MountedVolume {
         debug_assert!(st.has_link(d.ino, name) && st.durability.dirty_tx() == Some(op.tx(target).id), "{}", cell.ino);
         let attr = cell.attr(&st);
         drop(st);
-        self.inode_is_made(&cell, charge);
+        self.note_inode_made(&cell, charge);
         self.dom(target).cells.insert_new(cell.clone());
         Ok(Some((cell, attr)))
     }
@@ -271,7 +271,7 @@ impl Volume {
             drop(st);
             let dom = i.dom(d.domain);
             dom.orphans.insert(inode.ino);
-            i.inode_is_made(&cell, charge);
+            i.note_inode_made(&cell, charge);
             dom.cells.insert_new(cell.clone());
             Ok((attr, OpenFile::new(OpenCell::counted(cell), self.reference())))
         })();

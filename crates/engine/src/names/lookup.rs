@@ -142,14 +142,19 @@ impl MountedVolume {
             // Without a crash before, an entry is stale only while it is being removed: an operation changes entry, link
             // and version of the directory in one step. One that stays names what is lost.
             if d.state.read().version() == version {
-                let lost =
-                    Error::Corrupt(Corrupt::new("directory", format!("{} names {}, which is lost", d.ino, inode.ino)));
-                if let Some(owner) = self.domain_of(inode.ino) {
-                    owner.fail(&lost);
-                }
-                return Err(lost);
+                return Err(self.fail_for_lost(d.ino, inode.ino));
             }
         }
+    }
+
+    /// An entry names an inode that is not there: its domain fails.
+    #[cold]
+    fn fail_for_lost(&self, dir: InodeNo, lost: InodeNo) -> Error {
+        let why = Error::Corrupt(Corrupt::new("directory", format!("{dir} names {lost}, which is lost")));
+        if let Some(owner) = self.domain_of(lost) {
+            owner.fail(&why);
+        }
+        why
     }
 }
 

@@ -69,7 +69,7 @@ impl MountedVolume {
         let mut runs = Vec::new();
         match &mut st.body {
             Body::File(f) => {
-                e.domain.memory.left(f.pages.len(), f.pages.dirty_count());
+                e.domain.memory.remove(f.pages.len(), f.pages.dirty_count());
                 f.pages.remove_range(0, u64::MAX);
                 if f.reserved > 0 {
                     e.domain.space.unreserve(f.reserved);

@@ -54,7 +54,7 @@ impl MountedVolume {
     }
 
     /// An inode left `dir/name`. The caller has the directory locked for writing.
-    pub(super) fn left(&self, dir: &Cell, st: &State, name: &[u8], left: Vacated) {
+    pub(super) fn note_vacated(&self, dir: &Cell, st: &State, name: &[u8], left: Vacated) {
         let vacated = &self.dom(dir.domain).vacated;
         if st.is_shared_dir() {
             vacated.add_shared(dir.ino, name, left);

@@ -122,7 +122,7 @@ impl MountedVolume {
             // into it
             let moved_out = want_dir && i.any_vacated_in(&c);
             let left = Vacated { domain: c.domain, tx: op.tx(c.domain).id, alive: st.nlink > 0 || moved_out };
-            i.left(d, &dst, name, left);
+            i.note_vacated(d, &dst, name, left);
             return Ok(());
         }
     }

@@ -310,7 +310,7 @@ impl MountedVolume {
         };
         let (src, dst) = r.lock_inodes();
         let mut l = Locked { dirs, old, new, src, dst };
-        if let Err(again) = self.may_change(&op, r, &mut l)? {
+        if let Err(again) = self.check_change(&op, r, &mut l)? {
             return Ok(Err(again));
         }
         let takes_new = op.may_take(&r.to.dir, r.to.name, r.src.domain);
@@ -352,7 +352,7 @@ impl MountedVolume {
     ///
     /// # Errors
     /// Those of the rename: flags that forbid it, [`Error::NotEmpty`].
-    fn may_change(&self, op: &Op<'_>, r: &Request<'_>, l: &mut Locked<'_>) -> Result<Attempt<()>> {
+    fn check_change(&self, op: &Op<'_>, r: &Request<'_>, l: &mut Locked<'_>) -> Result<Attempt<()>> {
         let holds = |i: usize, c: &Cell, st: &State| r.unwritten[i].holds(op.enter(c.domain), c, st);
         if l.src.deleted || self.exchanging(&l.src) || !holds(0, &r.src, &l.src) {
             return Ok(Err(Restart::Changed));
@@ -455,7 +455,7 @@ impl MountedVolume {
         }
         for (which, vacated) in &plan.vacated {
             let (side, dir) = if *which == Which::Old { (r.from, l.old) } else { (r.to, l.new) };
-            self.left(&side.dir, &l.dirs[dir], side.name, *vacated);
+            self.note_vacated(&side.dir, &l.dirs[dir], side.name, *vacated);
         }
         self.hint_rename(op, r, plan);
         if let (Some(d), Some(v), None) = (&r.dst, &mut l.dst, r.partner()) {

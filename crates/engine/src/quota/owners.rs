@@ -191,7 +191,7 @@ impl Quotas {
     }
 
     /// A new inode was charged for.
-    pub fn is_counted_now(&self, ino: InodeNo) {
+    pub fn note_counted(&self, ino: InodeNo) {
         if self.is_counting() {
             self.counted(ino).lock().insert(ino);
         }

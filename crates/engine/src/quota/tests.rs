@@ -124,7 +124,7 @@ fn an_inode_is_counted_once() {
     for _ in 0..2 {
         q.count(InodeNo(17), ALICE, || 5);
     }
-    q.is_counted_now(InodeNo(18));
+    q.note_counted(InodeNo(18));
     q.count(InodeNo(18), ALICE, || 5);
     assert_eq!(used(&q, QuotaOwner::User(1000)), (5, 1));
     q.end_counting();

@@ -23,7 +23,7 @@ mod affinity;
 mod alloc;
 mod apply;
 mod bitmap;
-mod clean;
+pub mod cleaning;
 mod giving;
 mod group;
 mod home;
@@ -43,7 +43,7 @@ pub(crate) mod testdev;
 #[cfg(test)]
 mod tests;
 mod trim;
-pub mod victims;
+mod victim;
 
 use crate::error::Result;
 use crate::store::Store;
@@ -115,7 +115,7 @@ pub struct Space {
     /// Blocks that are not metadata or journal.
     total: AtomicU64,
     /// The cleaner's last victims.
-    cleaning: victims::Cleaning,
+    cleaning: cleaning::Cleaning,
     owners: Residency,
     /// Segment tables of later checkpoints did not become valid.
     upto: u64,
@@ -175,7 +175,7 @@ impl Space {
             limit: Limit::default(),
             pending: Counter::default(),
             total: AtomicU64::new(0),
-            cleaning: victims::Cleaning::default(),
+            cleaning: cleaning::Cleaning::default(),
             owners: Residency::new(TABLE_BLOCKS_MAX),
             upto: last.map_or(u64::MAX, |l| l.checkpoint),
             table_sum: AtomicU64::new(0),

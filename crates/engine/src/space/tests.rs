@@ -1,7 +1,7 @@
 //! The allocator against a naive model, across crashes and to the last block.
 
+use super::cleaning::Choice;
 use super::testdev::{TestDevice, store};
-use super::victims::Choice;
 use super::*;
 use crate::Error;
 use braidfs_format::geometry::SEGMENT_BLOCKS;

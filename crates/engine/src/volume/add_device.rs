@@ -80,7 +80,7 @@ impl Volume {
         // no group is claimed, given back or trimmed meanwhile
         let mut bat = i.bat.lock();
         may()?; // a remount was faster
-        bat.may_resize()?;
+        bat.check_may_resize()?;
         let old = *i.sb.read();
         let mut sb = with_device(&old, &device)?;
         if sb.groups.get() as usize > i.siblings.room() || !i.store.has_seat() {

@@ -16,7 +16,7 @@ use crate::cell::{Body, Cell, State};
 use crate::domain::Domain;
 use crate::error::Result;
 use crate::planted::{Bug, planted};
-use crate::space::victims::{AT_ONCE, Choice};
+use crate::space::cleaning::{AT_ONCE, Choice};
 use crate::types::*;
 use crate::volume::operation::Op;
 use braidfs_format::BLOCK_BYTES;
@@ -100,13 +100,13 @@ impl MountedVolume {
     /// its free segments say, and as many as others leave room for on the devices. Blocks moved.
     pub(crate) fn clean_at_pace(&self, d: &Arc<Domain>, idle: bool, now: Duration) -> Result<u64> {
         let Some(pace) = self.pace_of(d, idle) else { return Ok(0) };
-        let left = self.cleaner_share.lock().left(now, self.store.bytes_asked());
+        let left = self.cleaner_share.lock().allowance(now, self.store.bytes_asked());
         let Some(pace) = pace.within(left) else { return Ok(0) };
         let before = self.store.bytes_asked();
         let moved = self.clean_segments(d, pace.segments, pace.choice)?;
         // others may have asked for something meanwhile; and its commit has written what they had changed
         let did = (self.store.bytes_asked() - before).min(moved * MOVE_BYTES);
-        self.cleaner_share.lock().did(did);
+        self.cleaner_share.lock().note_done(did);
         Ok(moved)
     }
 

@@ -184,7 +184,7 @@ impl MountedVolume {
         if self.shared.read_only.load(Ordering::SeqCst) || self.shared.closing.load(Ordering::SeqCst) {
             return Err(Error::ReadOnly);
         }
-        bat.may_resize()?;
+        bat.check_may_resize()?;
         let sb = *self.sb.read();
         let now = drained_of(&sb);
         if device >= sb.device_table().len() {
@@ -194,7 +194,7 @@ impl MountedVolume {
             return Err(Error::Size("it is the volume's only device: what lies there cannot move".into()));
         }
         if on {
-            self.is_spared(device)?;
+            self.check_is_spared(device)?;
         }
         if let Some(other) = now.filter(|n| *n != device && on) {
             return Err(Error::Busy(format!("device {other} is being drained: end that first")));

@@ -1,7 +1,7 @@
 //! Replay of journals for a check of an unmounted volume, which cannot use the engine but through this.
 
 use super::Volume;
-use crate::domain::recover::Recovered;
+use crate::domain::recovered::Recovered;
 use crate::domain::replay::{self, Tables};
 use crate::domain::scratch;
 use crate::error::Result;

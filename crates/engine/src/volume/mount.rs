@@ -7,7 +7,7 @@ use super::siblings::Siblings;
 use super::{MountedVolume, Volume};
 use crate::cell::dentries::DentryCache;
 use crate::domain::peers::Peers;
-use crate::domain::recover::Recovered;
+use crate::domain::recovered::Recovered;
 use crate::domain::{Domain, HeaderPair, Shared};
 use crate::error::{Error, Result};
 use crate::fsync::committers::Committers;
@@ -128,15 +128,7 @@ fn open(
     let opened = open_domains(&sb, &store, &shared, &siblings, &bat)?;
     let (domains, mut recovered): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
     let mut bat = bat;
-    if domains.iter().any(|d| !d.space.returned().is_empty()) {
-        // only the daemon may have died: what says so may not be durable yet
-        store.flush()?;
-    }
-    for g in domains.iter().flat_map(|d| d.space.returned()) {
-        // its domain knew nothing of it any more when the volume stopped
-        bat.set_free(&**store.device(0), *g)?;
-        siblings.set_owner(*g, None);
-    }
+    free_returned_groups(&domains, &store, &mut bat, &siblings)?;
     let traces: Vec<String> = recovered.iter_mut().flat_map(|r| std::mem::take(&mut r.traces)).collect();
     traces.iter().for_each(|t| tracing::warn!("{t}"));
     domains.iter().for_each(|d| siblings.add(d));
@@ -175,29 +167,22 @@ fn open(
         root_generation: OnceLock::new(),
         held: held.unwrap_or_default(),
     });
-    mounted.count_unclaimed();
-    if holding {
-        mounted.all_domains_work()?;
-    }
-    mounted.start(recovered)?;
-    if holding {
-        // recovery goes on without a domain that it cannot recover
-        mounted.all_domains_work()?;
-    }
-    if told != mounted.sb.read().domains {
-        mounted.tell_domains()?;
-    }
-    mounted.go_on_draining();
-    mounted.check_tenants()?;
-    if !mounted.shared.options.read_only {
-        mounted.keep_drained(&mut mounted.emptying.lock());
-    }
-    mounted.count_tenants_inodes();
-    // as of the last checkpoint the root directory may lie where something else does by now
-    if !mounted.shared.options.checkpoint_only {
-        mounted.load_quotas()?;
-    }
+    mounted.complete(recovered, holding, told.get())?;
     Ok(mounted)
+}
+
+/// Makes groups free that their domains had given back when the volume stopped.
+fn free_returned_groups(domains: &[Arc<Domain>], store: &Store, bat: &mut Bat, siblings: &Siblings) -> Result<()> {
+    if domains.iter().any(|d| !d.space.returned().is_empty()) {
+        // only the daemon may have died: what says so may not be durable yet
+        store.flush()?;
+    }
+    for g in domains.iter().flat_map(|d| d.space.returned()) {
+        // its domain knew nothing of it any more when the volume stopped
+        bat.set_free(&**store.device(0), *g)?;
+        siblings.set_owner(*g, None);
+    }
+    Ok(())
 }
 
 /// Opens and replays one domain.
@@ -261,6 +246,34 @@ fn open_domains(
 }
 
 impl MountedVolume {
+    /// All that a mount does once the domains are open: recovery, and what an earlier mount left half done. `told`: how many
+    /// domains the superblock tells of.
+    fn complete(self: &Arc<Self>, recovered: Vec<Recovered>, holding: bool, told: u16) -> Result<()> {
+        self.count_unclaimed();
+        if holding {
+            self.all_domains_work()?;
+        }
+        self.start(recovered)?;
+        if holding {
+            // recovery goes on without a domain that it cannot recover
+            self.all_domains_work()?;
+        }
+        if told != self.sb.read().domains.get() {
+            self.tell_domains()?;
+        }
+        self.go_on_draining();
+        self.check_tenants()?;
+        if !self.shared.options.read_only {
+            self.keep_drained(&mut self.emptying.lock());
+        }
+        self.count_tenants_inodes();
+        // as of the last checkpoint the root directory may lie where something else does by now
+        if !self.shared.options.checkpoint_only {
+            self.load_quotas()?;
+        }
+        Ok(())
+    }
+
     /// Marks the domains as in use, completes recovery, makes it durable.
     fn start(self: &Arc<Self>, recovered: Vec<Recovered>) -> Result<()> {
         let dirty = recovered.iter().any(|r| r.dirty);
@@ -270,7 +283,7 @@ impl MountedVolume {
             self.maybe_stale.store(true, Ordering::Relaxed);
             // Only the daemon may have died: what was read so far need not be durable. Nothing may be written upon it before.
             self.store.flush()?;
-            self.tell_of_recovery()?;
+            self.mark_recovery_begun()?;
             let judged = self.reconcile(recovered)?;
             planted::in_order(Bug::JudgedEarly, || self.commit_recovered(), || self.forget_judged(&judged))?;
         }

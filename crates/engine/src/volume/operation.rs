@@ -5,7 +5,7 @@ use crate::braid::durability::Before;
 use crate::braid::rules::{Taking, take_name};
 use crate::braid::vacated::Vacated;
 use crate::cell::{Body, Cell, State};
-use crate::domain::commit::{Enters, enter_all};
+use crate::domain::enter::{Enters, enter_all};
 use crate::domain::tx::Tx;
 use crate::domain::{Domain, Enter};
 use crate::error::{Error, Result};

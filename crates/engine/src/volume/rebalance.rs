@@ -101,7 +101,7 @@ impl MountedVolume {
             let full: Vec<_> = full.map(|device| self.groups_of_device(device)).collect();
             {
                 let mut bat = self.bat.lock();
-                bat.may_resize()?;
+                bat.check_may_resize()?;
                 bat.avoid(full.clone());
                 self.count_unclaimed_in(&bat);
             }

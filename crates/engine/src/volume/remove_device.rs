@@ -33,9 +33,9 @@ impl Volume {
             return Err(Error::Size(why.into()));
         }
         let last_leaves = |old: &SuperBlock| {
-            is_last(old, device)?;
+            check_is_last(old, device)?;
             // the table of groups is locked: no tenant gets other devices until this is done
-            i.is_spared(device)?;
+            i.check_is_spared(device)?;
             without_last(old)
         };
         let inodes = || i.inodes_of(device).map_or(0, |n| n);
@@ -62,7 +62,7 @@ fn numbers(inodes: u64) -> String {
 }
 
 /// Refuses a device that cannot leave, since others have later block groups.
-fn is_last(sb: &SuperBlock, device: usize) -> Result<()> {
+fn check_is_last(sb: &SuperBlock, device: usize) -> Result<()> {
     let last = sb.device_table().len() - 1;
     if device == last {
         return Ok(());

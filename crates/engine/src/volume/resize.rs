@@ -74,7 +74,7 @@ impl Volume {
                 device.name()
             )));
         }
-        bat.may_resize()?;
+        bat.check_may_resize()?;
         let mut sb = with_blocks(&old, last, blocks, false)?;
         if sb.groups.get() as usize > i.siblings.room() {
             return Err(Error::Size("that is too much for one mount: mount it again between two sizes".into()));
@@ -220,7 +220,7 @@ impl MountedVolume {
 impl Bat {
     /// # Errors
     /// [`Error::Busy`] where it is changing, or it is not known which size the device tells of.
-    pub(super) fn may_resize(&self) -> Result<()> {
+    pub(super) fn check_may_resize(&self) -> Result<()> {
         if self.is_shrinking() {
             return Err(Error::Busy("the volume is being made smaller".into()));
         }

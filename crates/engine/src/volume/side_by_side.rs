@@ -18,36 +18,36 @@ use std::io;
 type Going<'d, T> = Vec<(&'d Domain, T)>;
 
 impl MountedVolume {
-    /// The headers of all domains that work say that a recovery begins, which writes from now on ([`Domain::is_opened`]).
+    /// The headers of all domains that work say that a recovery begins, which writes from now on ([`Domain::mark_opened`]).
     ///
     /// # Errors
     /// Of a device.
-    pub(super) fn tell_of_recovery(&self) -> Result<()> {
+    pub(super) fn mark_recovery_begun(&self) -> Result<()> {
         let mut all = Steps::of(self);
-        let told = all.step(all.working(), |d, ()| d.change_header(|h| d.is_opened(h)));
-        all.flush(told, |_| vec![0]).into_iter().for_each(|(d, seq)| d.header_is_durable(seq));
+        let told = all.step(all.working(), |d, ()| d.change_header(|h| d.mark_opened(h)));
+        all.flush(told, |_| vec![0]).into_iter().for_each(|(d, seq)| d.note_header_durable(seq));
         all.outcome
     }
 
-    /// The headers of all domains that work say that these are in use ([`Domain::in_use`]).
+    /// The headers of all domains that work say that these are in use ([`Domain::mark_in_use`]).
     ///
     /// # Errors
     /// Of a device.
     pub(super) fn mark_all_used(&self, after_crash: bool) -> Result<()> {
         let mut all = Steps::of(self);
-        let marked = all.step(all.working(), |d, ()| d.change_header(|h| d.in_use(h, after_crash)));
+        let marked = all.step(all.working(), |d, ()| d.change_header(|h| d.mark_in_use(h, after_crash)));
         let durable = all.flush(marked, |_| vec![0]);
         // Of a domain without a journal both copies say so: the loss of one must not bring back that it was at rest.
         let (scratch, others): (Vec<_>, Vec<_>) =
             durable.into_iter().partition(|(d, _)| d.journal_mode() == Some(JournalMode::Scratch));
         let mut told = others;
         if !scratch.is_empty() {
-            let going = scratch.iter().map(|(d, seq)| (*d, d.header_is_durable(*seq))).collect();
-            let again = all.step(going, |d, ()| d.change_header(|h| d.scratch_told_late(h)));
+            let going = scratch.iter().map(|(d, seq)| (*d, d.note_header_durable(*seq))).collect();
+            let again = all.step(going, |d, ()| d.change_header(|h| d.mark_scratch_late(h)));
             told.extend(if planted(Bug::ScratchToldLate) { again } else { all.flush(again, |_| vec![0]) });
         }
         told.into_iter().for_each(|(d, seq)| {
-            d.header_is_durable(seq);
+            d.note_header_durable(seq);
             d.begin_scratch();
         });
         all.outcome
@@ -91,9 +91,9 @@ impl MountedVolume {
         let rested = all.step(all.working(), |d, ()| d.end_scratch());
         let committed = all.step(rested, |d, ()| d.clean_early().and_then(|()| d.commit()));
         let checkpointed = all.checkpoint(committed);
-        let marked = all.step(checkpointed, |d, ()| d.change_header(|h| d.is_clean(h)));
+        let marked = all.step(checkpointed, |d, ()| d.change_header(|h| d.mark_clean(h)));
         let durable = all.flush(marked, |_| vec![0]);
-        durable.into_iter().for_each(|(d, seq)| d.header_is_durable(seq));
+        durable.into_iter().for_each(|(d, seq)| d.note_header_durable(seq));
         all.outcome
     }
 }
@@ -199,7 +199,7 @@ impl<'m> Steps<'m> {
         });
         let durable = self.flush_groups(homes, Bug::HomesUnflushed);
         let told = self.step(durable, |d, begun| {
-            let told = d.tell_checkpoint(&begun).inspect_err(|e| d.fail(e))?;
+            let told = d.write_checkpoint_header(&begun).inspect_err(|e| d.fail(e))?;
             Ok((begun, told))
         });
         let told = self.flush(told, |_| vec![0]);

@@ -97,7 +97,7 @@ impl MountedVolume {
         if devices.is_all() {
             return Ok(());
         }
-        bat.may_resize()?;
+        bat.check_may_resize()?;
         let sb = *self.sb.read();
         let all = sb.device_table().len();
         if devices.within(all) != Some(devices) {
@@ -111,7 +111,7 @@ impl MountedVolume {
 
     /// # Errors
     /// [`Error::Size`] where a tenant may use no device but this one. The table of groups is locked.
-    pub(super) fn is_spared(&self, device: usize) -> Result<()> {
+    pub(super) fn check_is_spared(&self, device: usize) -> Result<()> {
         for d in self.domains.iter() {
             if let Some(b) = d.binding().filter(|b| Some(b.devices) == DeviceSet::of([device])) {
                 return Err(Error::Size(format!("tenant {} may use no other device: allow it one first", b.name)));

@@ -83,7 +83,7 @@ impl BraidFs {
     }
 
     fn set_flags(&self, id: WireId, flags: u32, cx: &Context<'_>) -> Result<(), Errno> {
-        self.may_guard(self.vol.getattr(id.ino()).map_err(errno)?.flags, flags)?;
+        self.check_may_guard(self.vol.getattr(id.ino()).map_err(errno)?.flags, flags)?;
         let set = SetAttr { flags: Some(flags), ..SetAttr::default() };
         let attr = self.vol.setattr(id.ino(), &set).map_err(errno)?;
         if attr.kind() == FileKind::File {

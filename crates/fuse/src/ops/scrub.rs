@@ -39,7 +39,7 @@ impl BraidFs {
         let owner = Owner::of(self, req, arg.fh);
         let mut scrub = self.scrub.lock();
         if arg.cmd == SCRUB_START {
-            self.may_administer(req)?;
+            self.check_may_administer(req)?;
             if scrub.as_ref().is_some_and(Job::running) {
                 return Err(Errno::BUSY);
             }

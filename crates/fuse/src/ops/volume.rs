@@ -23,7 +23,7 @@ impl BraidFs {
     }
 
     pub(super) fn set_label(&self, req: &Request<'_>, arg: &abi::IoctlIn, input: &[u8], out: &mut Answer) -> Handled {
-        self.may_administer(req)?;
+        self.check_may_administer(req)?;
         let end = input.iter().position(|b| *b == 0).ok_or(Errno::INVAL)?;
         let text = std::str::from_utf8(&input[..end]).map_err(|_| Errno::INVAL)?;
         self.vol.set_label(text).map_err(errno)?;
@@ -32,7 +32,7 @@ impl BraidFs {
     }
 
     /// Only root and who owns the mount's root directory may ask for what changes or loads the whole volume.
-    pub(super) fn may_administer(&self, req: &Request<'_>) -> Result<(), Errno> {
+    pub(super) fn check_may_administer(&self, req: &Request<'_>) -> Result<(), Errno> {
         let owner = self.vol.getattr(InodeNo::ROOT).map_err(errno)?.uid;
         if requester::uid(req).is_some_and(|uid| uid == 0 || uid == owner) { Ok(()) } else { Err(Errno::PERM) }
     }

@@ -1,6 +1,7 @@
 //! The threads of a session: who they are, how they begin, and what they are told at its end.
 
-use super::{Quiesced, RunError, Server, Slot, at_device_threads, close_volume, empty, help, quiesce, serve_paced};
+use super::server::Server;
+use super::{Quiesced, RunError, Slot, at_device_threads, close_volume, empty, help, quiesce, serve_paced};
 use crate::channel::Channel;
 use crate::counters::Counters;
 use crate::fs::{BraidFs, Job};

@@ -218,7 +218,7 @@ impl BraidFs {
             return Err(Errno::INVAL);
         }
         let asked = Asked { later: cx.later(), arg: Box::new(said) };
-        let config = match self.may_upgrade(cx) {
+        let config = match self.check_may_upgrade(cx) {
             Ok(config) => config,
             Err(why) => {
                 asked.refuse(&why);
@@ -251,7 +251,7 @@ impl BraidFs {
     }
 
     /// Whether the mount can be handed over.
-    fn may_upgrade(&self, cx: &Context<'_>) -> Result<Arc<Upgradable>, String> {
+    fn check_may_upgrade(&self, cx: &Context<'_>) -> Result<Arc<Upgradable>, String> {
         let no = |why: &str| Err(why.to_string());
         let Some(config) = &self.upgrades.config else { return no("the program that serves it does not hand over") };
         if let Some(why) = &config.refused {

@@ -38,7 +38,7 @@ struct Look {
 
 impl Share {
     /// What the cleaner may do at time `now`, when `bytes` were asked of the devices in all: bytes.
-    pub fn left(&mut self, now: Duration, bytes: u64) -> u64 {
+    pub fn allowance(&mut self, now: Duration, bytes: u64) -> u64 {
         let last = *self.last.get_or_insert(Look { at: now, bytes });
         let time = now.saturating_sub(last.at);
         if time >= INTERVAL {
@@ -55,7 +55,7 @@ impl Share {
     }
 
     /// The cleaner did so much.
-    pub fn did(&mut self, bytes: u64) {
+    pub fn note_done(&mut self, bytes: u64) {
         self.own += bytes;
         let unused = bytes.min(self.unused);
         self.unused -= unused;
@@ -85,9 +85,9 @@ mod tests {
             for _ in 0..n {
                 self.now += Duration::from_millis(100);
                 self.all += others.min(100 * MIB - self.did);
-                left = self.share.left(self.now, self.all);
+                left = self.share.allowance(self.now, self.all);
                 self.did = left.min(100 * MIB);
-                self.share.did(self.did);
+                self.share.note_done(self.did);
                 self.all += self.did;
             }
             left
@@ -116,14 +116,14 @@ mod tests {
     fn within_an_interval_it_is_had_once() {
         let (mut share, now) = (Share::default(), Duration::from_secs(5));
         let at = |ms| now + Duration::from_millis(ms);
-        assert_eq!(share.left(now, 0), 0);
-        assert_eq!(share.left(at(100), 0), LEAST);
-        share.did(LEAST - 1);
-        assert_eq!(share.left(at(110), 50), 1);
-        share.did(2);
-        assert_eq!(share.left(at(120), 60), 0);
+        assert_eq!(share.allowance(now, 0), 0);
+        assert_eq!(share.allowance(at(100), 0), LEAST);
+        share.note_done(LEAST - 1);
+        assert_eq!(share.allowance(at(110), 50), 1);
+        share.note_done(2);
+        assert_eq!(share.allowance(at(120), 60), 0);
         // others do all of what was ever seen: what is not had is saved, up to a bound
-        let left: Vec<u64> = (2..40).map(|i| share.left(at(100 * i), (i - 1) * MIB)).collect();
+        let left: Vec<u64> = (2..40).map(|i| share.allowance(at(100 * i), (i - 1) * MIB)).collect();
         assert!(left[0] >= LEAST && left[0] < 2 * LEAST, "{left:?}");
         assert_eq!(left[1..4], [2 * LEAST, 3 * LEAST, 4 * LEAST]);
         assert_eq!(left.last(), Some(&SAVED_MOST));

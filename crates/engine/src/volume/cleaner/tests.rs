@@ -109,7 +109,7 @@ fn the_cleaner_takes_what_others_leave_unless_room_is_short() {
             let before = counted.counters();
             // the first two say how fast the device is, at least
             let moved = if look < 2 {
-                i.cleaner_share.lock().left(now, d.store.bytes_asked());
+                i.cleaner_share.lock().allowance(now, d.store.bytes_asked());
                 0
             } else {
                 i.clean_at_pace(d, false, now).unwrap()

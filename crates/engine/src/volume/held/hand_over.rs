@@ -135,7 +135,7 @@ impl Volume {
     /// device, as [`Volume::unmount`].
     pub fn unmount_holding(mut self) -> Result<Vec<HeldInode>, Box<NotHandedOver>> {
         let mounted = Arc::clone(self.mounted());
-        if let Err(error) = mounted.all_domains_work().and_then(|()| self.is_as_on_the_devices()) {
+        if let Err(error) = mounted.all_domains_work().and_then(|()| self.check_as_on_devices()) {
             return Err(Box::new(NotHandedOver { error, volume: Some(self) }));
         }
         // a handle that goes from now on deletes nothing more: the list is that of what is on the devices
@@ -146,7 +146,7 @@ impl Volume {
     }
 
     /// Of a volume that is read-only, which an unmount closes as it is: no change is in memory only.
-    fn is_as_on_the_devices(&self) -> Result<()> {
+    fn check_as_on_devices(&self) -> Result<()> {
         let mounted = self.mounted();
         // what waits in overlays each mount finds in the journals
         let in_memory = mounted.shared.read_only.load(Ordering::Relaxed)

@@ -1,6 +1,6 @@
-//! Which segment to clean. The moving itself is the file cells' work: they know the newest copy.
+//! Which segment to clean. `volume/cleaner.rs` moves its blocks, by the cells that they belong to: these know the newest copy.
 
-use super::victims::Choice;
+use super::cleaning::Choice;
 use super::{Space, Victim};
 use crate::error::Result;
 use braidfs_format::BlockAddr;
@@ -21,7 +21,7 @@ impl Space {
     /// Of the device, or `Corrupt`: its owner table is read.
     pub fn victim(&self, now: TxId, skip: &HashSet<(u32, u32)>, how: Choice) -> Result<Option<Victim>> {
         // of a large domain that is a long look
-        if skip.is_empty() && self.cleaning.known_none(now, how) {
+        if skip.is_empty() && self.cleaning.has_no_victim(now, how) {
             return Ok(None);
         }
         let groups: Vec<_> = self.groups.read().values().cloned().collect();
@@ -48,8 +48,8 @@ impl Space {
         }
         let Some((_, group, index)) = best else {
             if skip.is_empty() {
-                self.cleaning.none();
-                self.cleaning.found_none(now, how);
+                self.cleaning.clear();
+                self.cleaning.note_no_victim(now, how);
             }
             return Ok(None);
         };

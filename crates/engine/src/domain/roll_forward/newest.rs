@@ -3,7 +3,7 @@
 //! Decoding, and the comparison of data with its checksums, is done by several threads, chunk by chunk and run by run of
 //! blocks; which record is the newest is decided in the order of the chunks.
 
-use super::recovered::{Claim, Forward};
+use crate::domain::recovered::{Claim, Forward};
 use crate::error::Result;
 use crate::planted::{Bug, planted};
 use crate::store::Store;
@@ -24,11 +24,11 @@ const RUN_BLOCKS: u64 = 256;
 /// Blocks between two that are wanted which are read rather than passed over by another request.
 const GAP_BLOCKS: u64 = 8;
 
-/// Merges the roll-forward chunks of transactions after `last`: per inode, its newest records.
+/// Of the roll-forward chunks of transactions after `last`, per inode its newest records; all names that they claim go to `claims`.
 ///
 /// # Errors
 /// `Corrupt` where an inode does not hold; of the device.
-pub(super) fn merge(
+pub(in crate::domain) fn newest_records(
     store: &Store,
     chunks: &[Chunk],
     last: u64,

@@ -1,4 +1,4 @@
-//! How a segment to clean is chosen, and which ones are being emptied.
+//! What is cleaned at this moment: by which choice segments are taken (`victim` makes it), and which ones are being emptied.
 
 use braidfs_format::TxId;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -36,13 +36,13 @@ impl Default for Cleaning {
 }
 
 impl Cleaning {
-    pub fn none(&self) {
+    pub fn clear(&self) {
         self.segments.iter().for_each(|s| s.store(u64::MAX, Relaxed));
     }
     /// One that is the `nth` of its look.
     pub fn add(&self, group: u32, segment: u32, nth: usize) {
         if nth == 0 {
-            self.none();
+            self.clear();
         }
         self.segments[nth % AT_ONCE].store(u64::from(group) << 32 | u64::from(segment), Relaxed);
     }
@@ -59,11 +59,11 @@ impl Cleaning {
         }
     }
     /// Whether there was none as of this transaction: what is valid changes with commits alone.
-    pub fn known_none(&self, now: TxId, how: Choice) -> bool {
+    pub fn has_no_victim(&self, now: TxId, how: Choice) -> bool {
         let none = self.no_victim.load(Relaxed);
         none >> 8 == now.0 && u64::from(how.valid_max) <= none & 0xff
     }
-    pub fn found_none(&self, now: TxId, how: Choice) {
+    pub fn note_no_victim(&self, now: TxId, how: Choice) {
         self.no_victim.store(now.0 << 8 | u64::from(how.valid_max), Relaxed);
     }
 }

@@ -1,0 +1,121 @@
+//! Tombstones and exchanges: did the inode on the other side survive? The rules are [`rules::judge`]'s.
+
+use super::Pass;
+use crate::braid::rules::{self, Fate};
+use crate::cell::Cell;
+use crate::domain::recovered::Hint;
+use crate::error::{Error, Result};
+use crate::planted::{Bug, planted};
+use crate::types::*;
+use braidfs_format::inode::Link;
+use std::sync::Arc;
+
+/// What becomes of an inode with tombstones or an exchange.
+struct Verdict {
+    cell: Arc<Cell>,
+    /// The exchange's other side did not survive: it takes this name.
+    partner: Option<(Arc<Cell>, Link)>,
+    /// Names that the inode has again, since their takers did not survive.
+    revived: Vec<Link>,
+    /// These takers, as they were before.
+    failed: Vec<Arc<Cell>>,
+}
+
+impl Pass<'_> {
+    /// Whether the inode's change with `version` survived.
+    fn survived(&self, change: InodeVersion) -> Result<bool> {
+        let InodeVersion { inode: InodeRef { ino, generation }, version } = change;
+        // a group leaves its domain when no inode in it is left
+        let Some(d) = self.mounted.domain_of(ino) else { return Ok(true) };
+        let e = d.nodes.get(ino.node())?;
+        if e.generation != generation || !e.used() {
+            if let Ok(Some(c)) = d.find(ino)
+                && c.is(change.inode)
+            {
+                return Ok(c.state.read().durability.version() >= version);
+            }
+            // freed later (then it had been durable), or never came to be
+            return Ok(e.generation >= generation && e.generation != 0);
+        }
+        let c = d.find(ino)?.ok_or(Error::NotFound)?;
+        Ok(c.state.read().durability.version() >= version)
+    }
+
+    /// Tombstones and exchanges of all inodes that hints name.
+    pub(super) fn judge_all(&mut self, hints: &[Hint]) -> Result<()> {
+        // all verdicts first: changes make versions newer
+        let verdicts = hints.iter().map(|h| self.judge(h)).collect::<Result<Vec<_>>>()?;
+        verdicts.into_iter().flatten().try_for_each(|v| self.carry_out(v))
+    }
+
+    /// Tombstones and exchanges of the inode that a hint names: did the other side survive?
+    fn judge(&self, h: &Hint) -> Result<Option<Verdict>> {
+        let Some(cell) = self.live(h.child)? else { return Ok(None) };
+        let (tombstones, exchange) = {
+            let st = cell.state.read();
+            (st.durability.tombstones().to_vec(), st.durability.exchange())
+        };
+        if tombstones.is_empty() && exchange.is_none() {
+            return Ok(None);
+        }
+        let mut v = Verdict { cell, partner: None, revived: Vec::new(), failed: Vec::new() };
+        for t in tombstones {
+            let newcomer = InodeVersion::from(&t);
+            let survived = planted(Bug::TombstoneUnconditional) || self.survived(newcomer)?;
+            let fate = rules::judge(&t, exchange, survived);
+            if fate != Fate::Lost {
+                v.failed.extend(self.live(newcomer.inode)?);
+            }
+            match fate {
+                Fate::Lost => {}
+                Fate::Regained => v.revived.push(t.link),
+                Fate::Completed if planted(Bug::ExchangeHalf) => {}
+                Fate::Completed => v.partner = self.live(newcomer.inode)?.map(|b| (b, t.link)),
+            }
+        }
+        Ok(Some(v))
+    }
+
+    /// Completes an exchange or gives a victim its names back.
+    fn carry_out(&mut self, v: Verdict) -> Result<()> {
+        let c = v.cell;
+        if self.judged.iter().any(|s| s.ino == c.ino) {
+            return Ok(()); // another hint for the same inode
+        }
+        self.judged.push(c.clone());
+        self.failed.extend(v.failed);
+        // names come back as of when they changed: who took one later keeps it
+        let seq = c.state.read().link_seq;
+        if let Some((b, link)) = v.partner {
+            // the partner takes the name that this inode gave up
+            let mine: Vec<_> = c.state.read().links.to_vec();
+            self.change(&b, |st| {
+                for l in &mine {
+                    st.remove_link(l.parent, &l.name, seq);
+                }
+                if !st.has_link(link.parent, &link.name) {
+                    st.add_link(link.parent, &link.name, seq);
+                }
+                st.parent = link.parent;
+            })?;
+            self.put_entry(link.parent, &link.name, &b)?;
+            self.mended += 1;
+        }
+        for link in v.revived {
+            let dir = c.kind == FileKind::Dir;
+            self.change(&c, |st| {
+                if !st.has_link(link.parent, &link.name) {
+                    st.add_link(link.parent, &link.name, seq);
+                }
+                st.nlink = if dir { st.nlink.max(2) } else { st.links.len() as u32 };
+                if dir {
+                    // its entry may be there still: nobody else tells it
+                    st.parent = link.parent;
+                }
+            })?;
+            self.put_entry(link.parent, &link.name, &c)?;
+            self.mended += 1;
+        }
+        Ok(())
+    }
+}

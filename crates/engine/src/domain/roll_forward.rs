@@ -1,0 +1,168 @@
+//! Roll-forward records after a crash become cells of the recovery transaction: the inodes that an fsync wrote beside the
+//! transactions, and no commit since. Which records count: `newest`.
+
+pub(super) mod newest;
+
+use super::recovered::{Forward, Forwarded};
+use super::{Domain, Enter};
+use crate::cell::record::decode_cell;
+use crate::cell::{Body, Cell, FileBody};
+use crate::error::{Error, Result};
+use crate::space::Run;
+use crate::types::*;
+use braidfs_format::group::{SegmentKind, Temperature};
+use braidfs_format::inode::Link;
+use braidfs_format::journal::Record;
+use braidfs_format::node::{DIR, NodeRecord};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+impl Domain {
+    /// Turns roll-forward records into cells of the running (recovery) transaction: takes their blocks and nodes.
+    /// Nothing else may have been allocated before.
+    ///
+    /// # Errors
+    /// [`crate::Error::Corrupt`] where a record cannot be.
+    pub fn roll_forward(&self, e: &Enter<'_>, records: Vec<Forward>) -> Result<Vec<Forwarded>> {
+        let mut out = Vec::new();
+        for (inode, overflow) in records {
+            if let Some(f) = self.roll_forward_one(e, &inode, overflow)? {
+                out.push(f);
+            }
+        }
+        Ok(out)
+    }
+
+    fn roll_forward_one(
+        &self,
+        e: &Enter<'_>,
+        inode: &NodeRecord,
+        overflow: Vec<NodeRecord>,
+    ) -> Result<Option<Forwarded>> {
+        let old = self.older_than_record(inode)?;
+        if old.is_some() && inode.flags & DIR != 0 {
+            return Ok(None); // it exists: the skeleton says nothing new
+        }
+        if let Some(o) = &old
+            && o.state.read().durability.version() >= inode.version
+        {
+            return Ok(None);
+        }
+        let cell = self.decode_forwarded(inode, overflow)?;
+        let new_nodes: HashSet<NodeId> = cell.nodes(&cell.state.read()).into_iter().collect();
+        let mut replaced = old.map(|o| self.take_out_replaced(&o, &new_nodes)).unwrap_or_default();
+        for n in &new_nodes {
+            if !self.nodes.get(*n)?.used() {
+                self.nodes.take(*n)?;
+            }
+        }
+        let cell = Arc::new(cell);
+        let mut st = cell.state.write();
+        st.dropped = replaced.nodes.into();
+        if let Body::File(f) = &mut st.body {
+            self.take_new_blocks(e, cell.ino, f, &mut replaced.blocks)?;
+            f.map.all_dirty();
+        }
+        let runs: Vec<(BlockAddr, u32)> = replaced.blocks.iter().map(|b| (BlockAddr(*b), 1)).collect();
+        self.free_runs(e.tx(), runs);
+        self.touch(e.tx(), &cell, &mut st)?;
+        // the state is the record's: whoever waits for a later version of this inode must not take it for that
+        st.durability.recovery_keeps_version(inode.version);
+        let (parent, named) = (st.links.first().map_or(InodeNo(0), |l| l.parent), st.link_seq);
+        drop(st);
+        self.cells.insert_new(cell.clone());
+        Ok(Some(Forwarded { is_dir: cell.kind == FileKind::Dir, cell, old_links: replaced.links, parent, named }))
+    }
+
+    /// The inode of a roll-forward record as the committed transactions have it; `None` where it is new.
+    fn older_than_record(&self, inode: &NodeRecord) -> Result<Option<Arc<Cell>>> {
+        match self.find(inode.node.inode()) {
+            Ok(old) => Ok(old.filter(|c| c.generation == inode.generation)),
+            // the record that was synced says all; blocks that only the lost one names are found by a check
+            Err(Error::Corrupt(why)) if inode.flags & DIR == 0 => {
+                tracing::error!("{}: {why}; restored as it was synced", inode.node);
+                Ok(None)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// A cell of a roll-forward record, whose overflow nodes are in the same chunk or, unchanged, where the table says.
+    fn decode_forwarded(&self, inode: &NodeRecord, overflow: Vec<NodeRecord>) -> Result<Cell> {
+        let mut by_node: HashMap<NodeId, NodeRecord> = overflow.into_iter().map(|r| (r.node, r)).collect();
+        for r in by_node.values() {
+            self.new_generations.lock().insert(r.node, r.generation);
+        }
+        decode_cell(inode, self.id, &mut |n| match by_node.remove(&n) {
+            Some(r) => Ok(r),
+            None => self.nodes.load(n, &self.nodes.get(n)?),
+        })
+    }
+
+    /// Takes the committed cell of an inode out of the cache: what it had, of its nodes those that `new_nodes` has no more.
+    fn take_out_replaced(&self, old: &Arc<Cell>, new_nodes: &HashSet<NodeId>) -> Replaced {
+        let st = old.state.read();
+        let mut blocks = BTreeSet::new();
+        if let Body::File(f) = &st.body {
+            for x in f.map.iter() {
+                blocks.extend(x.addr.0..x.addr.0 + u64::from(x.len));
+            }
+        }
+        let nodes = old.nodes(&st).into_iter().filter(|n| !new_nodes.contains(n)).collect();
+        let replaced = Replaced { links: st.links.to_vec(), blocks, nodes };
+        drop(st);
+        self.cells.remove(old);
+        replaced
+    }
+
+    /// Takes the blocks of a file that it does not have already, and tells the journal of them; those that it keeps are taken
+    /// out of `old_blocks`.
+    fn take_new_blocks(
+        &self,
+        e: &Enter<'_>,
+        owner: InodeNo,
+        f: &FileBody,
+        old_blocks: &mut BTreeSet<u64>,
+    ) -> Result<()> {
+        let mut taken = Vec::new();
+        for x in f.map.iter() {
+            // block by block: parts of an extent may be old
+            let mut at = 0;
+            while at < x.len {
+                let addr = x.addr.0 + u64::from(at);
+                if old_blocks.remove(&addr) {
+                    at += 1;
+                    continue;
+                }
+                let mut n = 1;
+                while at + n < x.len && !old_blocks.contains(&(addr + u64::from(n))) {
+                    n += 1;
+                }
+                taken.push((Run { addr: BlockAddr(addr), len: n }, x.lblk + u64::from(at)));
+                at += n;
+            }
+        }
+        for (run, lblk) in taken {
+            self.space.take(run)?;
+            e.tx().record(Record::Alloc {
+                addr: run.addr,
+                len: run.len,
+                kind: SegmentKind::Data,
+                temperature: Temperature::Warm,
+                owner,
+                lblk,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// What the committed state of an inode had that a roll-forward record replaces.
+#[derive(Default)]
+struct Replaced {
+    links: Vec<Link>,
+    /// Addresses of its blocks.
+    blocks: BTreeSet<u64>,
+    /// Overflow nodes that it has no more.
+    nodes: Vec<NodeId>,
+}
