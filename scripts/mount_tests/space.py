@@ -100,3 +100,36 @@ def space_for_new_files_elsewhere(volume, _top):
         run("sync", "-f", own.mnt)
         for n in range(8):
             same((top / f"small{n}").read_bytes(), b"x" * MIB, f"content of file {n}")
+
+
+@check(seconds=120)
+def groups_in_use_are_emptied_for_another_directory(volume, _top):
+    """Three of four files of a full directory go: what they leave lies in pieces, and a file in another domain can have most of it."""
+    with small(volume, 2, 256 * MIB) as own:
+        full, other = own.mnt / "full", own.mnt / "other"
+        for top in full, other:
+            top.mkdir()
+        own.settle()
+        contents = {}
+        with contextlib.suppress(OSError):
+            for n in range(256):
+                contents[n] = os.urandom(4096) * 256
+                (full / f"f{n}").write_bytes(contents[n])
+        run("sync", "-f", own.mnt)
+        for n in list(contents):
+            if n % 4 != 1 or n == len(contents) - 1:
+                (full / f"f{n}").unlink()
+                del contents[n]
+        own.settle()
+        told, free = offered(other), os.statvfs(own.mnt)
+        free = free.f_bfree * free.f_frsize
+        must(told < free * 2 // 3, f"{told} bytes offered, {free} free: they do not lie in pieces")
+        written = fill(other, 1)
+        must(written > told + (free - told) // 2, f"{written} bytes written, {told} offered, {free} free")
+        for cold in False, True:
+            if cold:
+                own.umount()
+                own.mount()
+            for n, content in contents.items():
+                must((full / f"f{n}").read_bytes() == content, f"content of file {n}")
+            same((other / "f0").stat().st_size, written, "size of the file that took the room")
