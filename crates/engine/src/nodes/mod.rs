@@ -16,6 +16,7 @@
 //! Not promised: that `apply` may be called by several threads at a time for the same node.
 
 mod cache;
+mod free_slots;
 mod giving;
 mod home;
 mod newest;
@@ -139,7 +140,7 @@ impl NodeTable {
     pub fn get(&self, node: NodeId) -> Result<NodeEntry> {
         let entry = {
             let (group, index, slot) = self.locate(node)?;
-            self.with_block(&group, index, |block| Ok(block.entries(self, &group, index)?[slot as usize]))
+            self.with_block(&group, index, |block| Ok(block.entries(self.tables(), &group, index)?[slot as usize]))
         };
         self.evict_entries();
         entry
@@ -181,7 +182,7 @@ impl NodeTable {
         let taken = entry.used() || self.quarantined.lock().contains(&node);
         let (group, index, slot) = self.locate(node)?;
         self.with_block(&group, index, |block| {
-            block.edit(self, &group, index)?[slot as usize] = entry;
+            block.edit(self.tables(), &group, index)?[slot as usize] = entry;
             block.set_taken(slot, taken);
             group.dirty.store(true, Relaxed);
             Ok(())
@@ -198,7 +199,7 @@ impl NodeTable {
         for group in &groups {
             for index in 0..group.len() {
                 self.with_block(group, index, |block| {
-                    for entry in block.edit(self, group, index)? {
+                    for entry in block.edit(self.tables(), group, index)? {
                         *entry = NodeEntry {
                             generation: entry.generation.wrapping_add(generations),
                             ..NodeEntry::default()
@@ -283,7 +284,8 @@ impl NodeTable {
 
     fn for_each_in(&self, group: &NodeGroup, f: &mut dyn FnMut(NodeId, NodeEntry) -> Result<()>) -> Result<()> {
         for index in 0..group.len() {
-            let entries = self.with_block(group, index, |block| Ok(block.entries(self, group, index)?.to_vec()));
+            let entries =
+                self.with_block(group, index, |block| Ok(block.entries(self.tables(), group, index)?.to_vec()));
             if group.closed.load(Relaxed) {
                 break; // it has no nodes, and may be another domain's by now
             }

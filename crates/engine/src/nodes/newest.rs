@@ -131,8 +131,8 @@ fn put(table: &NodeTable, group: &NodeGroup, new: &Block, ahead: &mut PairsAhead
     let index = new.at.1;
     let quarantined = table.quarantined.lock().clone();
     table.with_block(group, index, |block| {
-        block.fill_ahead(table, group, index, ahead);
-        let entries = block.edit(table, group, index)?;
+        block.fill_ahead(table.tables(), group, index, ahead);
+        let entries = block.edit(table.tables(), group, index)?;
         let slots = (0..NODES_PER_BLOCK).filter(|s| new.set[(s / 64) as usize] >> (s % 64) & 1 == 1);
         slots.clone().for_each(|s| entries[s as usize] = new.entries[s as usize]);
         for s in slots {
