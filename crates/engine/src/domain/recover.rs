@@ -12,7 +12,7 @@ pub use super::recovered::{Claim, Forward, Forwarded, Hint, Recovered};
 use super::replay::{Tables, replay};
 use super::{Domain, Enter, HeaderPair, Layers, Shared};
 use crate::cell::Body;
-use crate::cell::record::decode_cell;
+use crate::cell::record::cell_of;
 use crate::error::Result;
 use crate::journal::Journal;
 use crate::nodes::NodeTable;
@@ -129,20 +129,16 @@ impl Domain {
     /// [`crate::Error::Corrupt`] where a record cannot be.
     pub fn roll_forward(&self, e: &Enter<'_>, records: Vec<Forward>) -> Result<Vec<Forwarded>> {
         let mut out = Vec::new();
-        for (inode, overflow) in records {
-            if let Some(f) = self.roll_forward_one(e, &inode, overflow)? {
+        for record in records {
+            if let Some(f) = self.roll_forward_one(e, record)? {
                 out.push(f);
             }
         }
         Ok(out)
     }
 
-    fn roll_forward_one(
-        &self,
-        e: &Enter<'_>,
-        inode: &NodeRecord,
-        overflow: Vec<NodeRecord>,
-    ) -> Result<Option<Forwarded>> {
+    fn roll_forward_one(&self, e: &Enter<'_>, forward: Forward) -> Result<Option<Forwarded>> {
+        let Forward { record: inode, inode: content, overflow } = forward;
         let old = match self.find(inode.node.inode()) {
             Ok(old) => old.filter(|c| c.generation == inode.generation),
             // the record that was synced says all; blocks that only the lost one names are found by a check
@@ -164,7 +160,7 @@ impl Domain {
         for r in by_node.values() {
             self.new_generations.lock().insert(r.node, r.generation);
         }
-        let cell = decode_cell(inode, self.id, &mut |n| match by_node.remove(&n) {
+        let cell = cell_of(&inode, content, self.id, &mut |n| match by_node.remove(&n) {
             Some(r) => Ok(r),
             None => self.nodes.load(n, &self.nodes.get(n)?),
         })?;
