@@ -3,7 +3,7 @@
 //! Owns one allocation per buffer. Low-level module: the `unsafe` of this crate's memory is here.
 
 use crate::BLOCK_BYTES;
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
@@ -36,13 +36,18 @@ impl AlignedBuf {
     /// # Panics
     /// As [`AlignedBuf::zeroed`].
     pub fn gather(parts: &[&[u8]]) -> Self {
-        let mut buf = Self::zeroed(parts.iter().map(|p| p.len()).sum());
+        let bytes = parts.iter().map(|p| p.len()).sum();
+        let layout = Self::layout(bytes);
+        // SAFETY: as in `zeroed`. Nobody has a reference to it before all of it is written.
+        let data = unsafe { alloc(layout) };
+        let Some(data) = NonNull::new(data) else { handle_alloc_error(layout) };
         let mut at = 0;
         for part in parts {
-            buf[at..at + part.len()].copy_from_slice(part);
+            // SAFETY: there is room for all parts, and new memory overlaps none of them.
+            unsafe { data.as_ptr().add(at).copy_from_nonoverlapping(part.as_ptr(), part.len()) };
             at += part.len();
         }
-        buf
+        Self { data, len: bytes }
     }
 
     /// Whether `O_DIRECT` takes `bytes` as they lie.
@@ -60,7 +65,7 @@ impl AlignedBuf {
 
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
-        // SAFETY: `data` came from `alloc_zeroed` with this layout (`len` never changes).
+        // SAFETY: `data` came from the allocator with this layout (`len` never changes).
         unsafe { dealloc(self.data.as_ptr(), Self::layout(self.len)) }
     }
 }

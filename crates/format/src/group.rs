@@ -393,6 +393,10 @@ pub fn encode_owners(owners: &[Owner], domain: u16, volume: u32, pair: BlockAddr
 pub fn decode_owners(buf: &[u8], volume: u32, pair: BlockAddr) -> Result<(usize, u64, Vec<Owner>), Corrupt> {
     let (copy, h) = open_pair(buf, BlockKind::Owners, volume, pair.0)?;
     let entries = buf[copy * BLOCK_BYTES + HEADER_BYTES..].chunks_exact(OWNER_BYTES).take(OWNERS_PER_BLOCK as usize);
-    let out = entries.map(Owner::decode).collect::<Result<_, _>>()?;
+    // those that may fail have no length known beforehand
+    let mut out = Vec::with_capacity(OWNERS_PER_BLOCK as usize);
+    for e in entries {
+        out.push(Owner::decode(e)?);
+    }
     Ok((copy, h.seq.get(), out))
 }

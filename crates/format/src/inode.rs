@@ -423,7 +423,11 @@ impl Inode {
 
     /// The payload of the record. Whether it fits [`crate::node::PAYLOAD_MAX`] is the caller's to see to.
     pub fn encode(&self) -> Vec<u8> {
-        let mut v = Vec::with_capacity(192);
+        let inline = match &self.content {
+            Content::Inline(b) => b.len(),
+            _ => 0,
+        };
+        let mut v = Vec::with_capacity(192 + inline);
         v.put_u32(self.mode);
         v.put_u32(self.uid);
         v.put_u32(self.gid);

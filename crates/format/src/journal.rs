@@ -9,6 +9,8 @@ use crate::codec::{Put, Reader};
 use crate::group::{SegmentKind, Temperature};
 use crate::node::{NodeEntry, NodeRecord, NodeRecordRef, REMOTE};
 use crate::{BLOCK_BYTES, BlockAddr, Corrupt, DomainId, InodeNo, NodeId, TxId};
+use std::ops::Range;
+use std::sync::Arc;
 
 /// `BRJL`, the first four bytes of a chunk.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"BRJL");
@@ -441,10 +443,15 @@ fn node_at(bytes: &[u8]) -> Option<(NodeId, NodeEntry)> {
     Some((NodeId(word(1)), entry))
 }
 
+/// Memory that a part of a journal was read to.
+pub type Image = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
 /// The records of a chunk, encoded as the journal has them: no count in them takes more memory than the bytes that came with it.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct Records {
-    bytes: Box<[u8]>,
+    /// Where they lie, and others beside them.
+    image: Image,
+    place: Range<usize>,
     count: usize,
     /// The transaction that tells of them.
     tx: TxId,
@@ -458,6 +465,12 @@ impl Records {
     /// # Errors
     /// [`Corrupt`] where one does not hold.
     pub fn new(bytes: &[u8], tx: TxId) -> Result<Self, Corrupt> {
+        Self::within(Arc::new(Box::<[u8]>::from(bytes)), 0..bytes.len(), tx)
+    }
+
+    /// As [`Self::new`], of those that lie in `image`, which stays in memory as long as these do.
+    fn within(image: Image, place: Range<usize>, tx: TxId) -> Result<Self, Corrupt> {
+        let bytes = (*image).as_ref().get(place.clone()).unwrap_or_default();
         let mut r = Reader::new(bytes, "journal record");
         let (mut count, mut tables_only) = (0, true);
         while r.left() > 0 {
@@ -474,7 +487,11 @@ impl Records {
             };
             count += 1;
         }
-        Ok(Self { bytes: bytes.into(), count, tx, tables_only })
+        Ok(Self { image, place, count, tx, tables_only })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        (*self.image).as_ref().get(self.place.clone()).unwrap_or_default()
     }
 
     /// How many there are.
@@ -502,7 +519,7 @@ impl Records {
         mut node: impl FnMut(NodeId, NodeEntry) -> Result<(), E>,
         mut other: impl FnMut(TableRecord) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut rest = &self.bytes[..];
+        let mut rest = self.bytes();
         loop {
             while let Some((number, mut entry)) = node_at(rest) {
                 if entry.used() {
@@ -523,9 +540,17 @@ impl Records {
 
     /// In the order in which they are to be replayed.
     pub fn iter(&self) -> RecordIter<'_> {
-        RecordIter(Reader::new(&self.bytes, "journal record"), self.tx)
+        RecordIter(Reader::new(self.bytes(), "journal record"), self.tx)
     }
 }
+
+impl PartialEq for Records {
+    fn eq(&self, other: &Self) -> bool {
+        (self.tx, self.bytes()) == (other.tx, other.bytes())
+    }
+}
+
+impl Eq for Records {}
 
 impl std::fmt::Debug for Records {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -631,6 +656,33 @@ pub fn peek_chunk(block: &[u8], volume: u32, domain: DomainId, pos: u64) -> Opti
 /// # Errors
 /// [`Corrupt`] where the checksum or a record does not hold: it was torn or never written.
 pub fn decode_chunk(buf: &[u8], volume: u32, domain: DomainId, pos: u64) -> Result<Chunk, Corrupt> {
+    chunk_of(buf, volume, domain, pos, |place, tx| Records::new(&buf[place], tx))
+}
+
+/// As [`decode_chunk`], of one that lies in `image` at `place`: its records stay there.
+///
+/// # Errors
+/// As there.
+pub fn decode_chunk_within(
+    image: &Image,
+    place: Range<usize>,
+    volume: u32,
+    domain: DomainId,
+    pos: u64,
+) -> Result<Chunk, Corrupt> {
+    let from = place.start;
+    let buf = (**image).as_ref().get(place).unwrap_or_default();
+    chunk_of(buf, volume, domain, pos, |at, tx| Records::within(image.clone(), from + at.start..from + at.end, tx))
+}
+
+/// A chunk, of whose records `records` is told where they lie in `buf`.
+fn chunk_of(
+    buf: &[u8],
+    volume: u32,
+    domain: DomainId,
+    pos: u64,
+    records: impl FnOnce(Range<usize>, TxId) -> Result<Records, Corrupt>,
+) -> Result<Chunk, Corrupt> {
     let bad = |why: &str| Corrupt::new("journal chunk", format!("at position {pos}: {why}"));
     let blocks = peek_chunk(buf, volume, domain, pos).ok_or_else(|| bad("no chunk"))?;
     let bytes = blocks as usize * BLOCK_BYTES;
@@ -658,7 +710,7 @@ pub fn decode_chunk(buf: &[u8], volume: u32, domain: DomainId, pos: u64) -> Resu
     if CHUNK_HEADER_BYTES + len > bytes {
         return Err(bad("records longer than the chunk"));
     }
-    let records = Records::new(&buf[CHUNK_HEADER_BYTES..CHUNK_HEADER_BYTES + len], tx)?;
+    let records = records(CHUNK_HEADER_BYTES..CHUNK_HEADER_BYTES + len, tx)?;
     Ok(Chunk { kind, domain, pos, tx, stream, blocks, crc, records })
 }
 

@@ -72,14 +72,11 @@ impl NodeTableBlock {
     pub fn encode(entries: &[NodeEntry], domain: u16, volume: u32, pair: BlockAddr, copy: usize, seq: u64) -> Vec<u8> {
         assert_eq!(entries.len(), NODES_PER_BLOCK as usize);
         let mut b = vec![0u8; BLOCK_BYTES];
-        for (i, e) in entries.iter().enumerate() {
-            let mut v = Vec::with_capacity(ENTRY_BYTES);
-            v.put_u48(e.addr.0);
-            v.put_u8(e.index);
-            v.put_u8(e.flags);
-            v.put_u32(e.generation);
-            v.put_u32(e.written);
-            b[HEADER_BYTES + i * ENTRY_BYTES..][..ENTRY_BYTES].copy_from_slice(&v);
+        for (e, to) in entries.iter().zip(b[HEADER_BYTES..].chunks_exact_mut(ENTRY_BYTES)) {
+            to[..6].copy_from_slice(&{ e.addr }.0.to_le_bytes()[..6]);
+            (to[6], to[7]) = (e.index, e.flags);
+            to[8..12].copy_from_slice(&{ e.generation }.to_le_bytes());
+            to[12..].copy_from_slice(&{ e.written }.to_le_bytes());
         }
         seal(&mut b, BlockKind::NodeTable, domain, volume, pair.0 + copy as u64, seq);
         b
@@ -246,13 +243,21 @@ pub struct NodeBlockBuilder {
 impl NodeBlockBuilder {
     /// Adds an encoded record; its index in the block, or `None` where it no longer fits.
     pub fn push(&mut self, record: &[u8]) -> Option<u8> {
-        let need = BODY_START + 2 * (self.ends.len() + 1) + self.body.len() + record.len();
-        if need > BLOCK_BYTES || self.ends.len() >= RECORDS_MAX {
-            return None;
-        }
-        self.body.extend_from_slice(record);
+        self.has_room(record.len()).then(|| self.add(|body| body.extend_from_slice(record)))
+    }
+    /// [`Self::push`] of a record that is encoded where there is room for it.
+    pub fn push_record(&mut self, record: &NodeRecord) -> Option<u8> {
+        self.has_room(RECORD_HEADER_BYTES + record.payload.len()).then(|| self.add(|body| record.encode_to(body)))
+    }
+    fn has_room(&self, bytes: usize) -> bool {
+        let need = BODY_START + 2 * (self.ends.len() + 1) + self.body.len() + bytes;
+        need <= BLOCK_BYTES && self.ends.len() < RECORDS_MAX
+    }
+    fn add(&mut self, encode: impl FnOnce(&mut Vec<u8>)) -> u8 {
+        self.body.reserve(BLOCK_BYTES - self.body.len());
+        encode(&mut self.body);
         self.ends.push(self.body.len() as u16);
-        Some((self.ends.len() - 1) as u8)
+        (self.ends.len() - 1) as u8
     }
     /// Records so far.
     pub fn len(&self) -> usize {

@@ -1,6 +1,7 @@
 //! Which block of the group space lies where on which device.
 
 use crate::members::Members;
+use crate::ring::Buffers;
 use crate::{Error, Result};
 use braidfs_device::{BLOCK_BYTES, Device, WriteOp};
 use braidfs_format::super_block::SuperBlock;
@@ -23,6 +24,8 @@ pub struct Store {
     pub volume: u32,
     /// Bytes that were asked for, read or written.
     asked: Counter,
+    /// What journals are read to.
+    pub(crate) buffers: Arc<Buffers>,
 }
 
 impl Store {
@@ -54,7 +57,13 @@ impl Store {
             members.add(dev, d, geometry);
         }
         let groups = AtomicU32::new(geometry.groups);
-        Ok(Self { members, opened: geometry, groups, volume: sb.volume_id(), asked: Counter::default() })
+        let (asked, buffers) = Default::default();
+        Ok(Self { members, opened: geometry, groups, volume: sb.volume_id(), asked, buffers })
+    }
+
+    /// All journals have been read: the memory for it goes back.
+    pub fn has_read_journals(&self) {
+        self.buffers.close();
     }
 
     /// Sizes of the volume, as they are now: of two calls the later one may tell of more groups.

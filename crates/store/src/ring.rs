@@ -4,6 +4,7 @@
 //! the journal owns its head and tail.
 
 mod ahead;
+mod buffers;
 mod scan;
 
 use crate::{Result, Store};
@@ -12,6 +13,7 @@ use braidfs_format::domain::DomainHeader;
 use braidfs_format::journal::{Chunk, ChunkKind, peek_chunk};
 use braidfs_format::{BLOCK_BYTES, BlockAddr, DomainId};
 use braidfs_sync::workers::Workers;
+pub(crate) use buffers::Buffers;
 pub use scan::{AsItIs, Reading};
 use std::sync::Arc;
 

@@ -17,6 +17,7 @@
 //!
 //! Not promised: that what was put in is found again.
 
+use super::untouched::Words;
 use crate::types::{FileKind, InodeNo, InodeRef};
 use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{
@@ -101,9 +102,7 @@ impl Target {
 
 /// See the module.
 pub struct DentryCache {
-    words: Vec<AtomicU64>,
-    /// Words before the first bucket, so that it begins a cache line.
-    skip: usize,
+    words: Words,
     mask: usize,
     hasher: foldhash::fast::RandomState,
 }
@@ -119,12 +118,9 @@ impl DentryCache {
     pub fn new(bytes: u64) -> Self {
         let bucket = size_of::<[AtomicU64; WORDS]>();
         let buckets = 1usize << (bytes / bucket as u64).max(1).ilog2();
-        // zeroed by the allocator, which for much memory means: not touched. An error there would be one of ours (too many)
-        let words: Vec<AtomicU64> =
-            <AtomicU64 as zerocopy::FromZeros>::new_vec_zeroed((buckets + 1) * WORDS).unwrap_or_default();
-        let at = words.as_ptr() as usize;
-        let skip = (at.next_multiple_of(bucket) - at) / size_of::<AtomicU64>();
-        Self { words, skip, mask: buckets - 1, hasher: foldhash::fast::RandomState::default() }
+        // from the beginning of a page on, so that a bucket begins a cache line; without memory nothing is kept
+        let words = Words::new(buckets * WORDS);
+        Self { words, mask: buckets - 1, hasher: foldhash::fast::RandomState::default() }
     }
 
     /// The bucket of a key, and the key's tag.
@@ -141,7 +137,7 @@ impl DentryCache {
         }
         let hash = h.finish();
         let near = (hash >> 32).wrapping_add(low) & NEAR;
-        let at = self.skip + ((hash & !NEAR | near) as usize & self.mask) * WORDS;
+        let at = ((hash & !NEAR | near) as usize & self.mask) * WORDS;
         // the bits that tell neighbours apart do not tell those in one bucket apart
         let tag = ((hash >> 48) as u8).max(EMPTY + 1);
         Some((self.words.get(at..at + WORDS)?.try_into().ok()?, tag))

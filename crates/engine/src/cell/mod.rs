@@ -22,6 +22,7 @@ pub mod opened;
 pub mod pieces;
 pub mod record;
 pub mod sharing;
+mod untouched;
 
 use crate::braid::durability::Durability;
 use crate::braid::frontier::Frontier;

@@ -338,8 +338,17 @@ pub fn decode_cell(
     if rec.kind != NodeKind::Inode {
         return Err(bad(rec.node, format!("is a {:?} record", rec.kind)).into());
     }
+    cell_of(rec, Inode::decode(&rec.payload)?, domain, fetch)
+}
+
+/// As [`decode_cell`], of the inode that the payload of `rec` is.
+pub fn cell_of(
+    rec: &NodeRecord,
+    i: Inode,
+    domain: DomainId,
+    fetch: &mut dyn FnMut(NodeId) -> Result<NodeRecord>,
+) -> Result<Cell> {
     let ino = rec.node.inode();
-    let i = Inode::decode(&rec.payload)?;
     let kind = FileKind::from_mode(i.mode).ok_or_else(|| bad(rec.node, format!("mode {:o}", i.mode)))?;
     let mut overflow = Overflow { ino, fetch };
     let links = match overflow.payloads(&i.link_nodes, NodeKind::Links)? {

@@ -69,7 +69,7 @@ impl Domain {
         let mut nodes = nodes.into_iter().peekable();
         while nodes.peek().is_some() || !b.is_empty() {
             if let Some(n) = nodes.peek() {
-                if let Some(index) = b.push(&n.encode()) {
+                if let Some(index) = b.push_record(n) {
                     in_block.extend(nodes.next().map(|n| (n, index)));
                     continue;
                 }

@@ -2,7 +2,7 @@
 
 use crate::cell::Cell;
 use crate::types::*;
-use braidfs_format::inode::Link;
+use braidfs_format::inode::{Inode, Link};
 use braidfs_format::node::NodeRecord;
 use std::sync::Arc;
 
@@ -43,8 +43,16 @@ pub struct Forwarded {
     pub is_dir: bool,
 }
 
-/// The newest roll-forward records of an inode: its own and its overflow nodes'.
-pub type Forward = (NodeRecord, Vec<NodeRecord>);
+/// The newest roll-forward records of an inode.
+#[derive(Debug)]
+pub struct Forward {
+    /// Its own, without the payload.
+    pub record: NodeRecord,
+    /// What the payload is.
+    pub inode: Inode,
+    /// Its overflow nodes'.
+    pub overflow: Vec<NodeRecord>,
+}
 
 /// What replay leaves for the volume to do.
 #[derive(Debug, Default)]

@@ -5,7 +5,7 @@ pub(super) mod newest;
 
 use super::recovered::{Forward, Forwarded};
 use super::{Domain, Enter};
-use crate::cell::record::decode_cell;
+use crate::cell::record::cell_of;
 use crate::cell::{Body, Cell, FileBody};
 use crate::error::{Error, Result};
 use crate::space::Run;
@@ -25,20 +25,16 @@ impl Domain {
     /// [`crate::Error::Corrupt`] where a record cannot be.
     pub fn roll_forward(&self, e: &Enter<'_>, records: Vec<Forward>) -> Result<Vec<Forwarded>> {
         let mut out = Vec::new();
-        for (inode, overflow) in records {
-            if let Some(f) = self.roll_forward_one(e, &inode, overflow)? {
+        for record in records {
+            if let Some(f) = self.roll_forward_one(e, record)? {
                 out.push(f);
             }
         }
         Ok(out)
     }
 
-    fn roll_forward_one(
-        &self,
-        e: &Enter<'_>,
-        inode: &NodeRecord,
-        overflow: Vec<NodeRecord>,
-    ) -> Result<Option<Forwarded>> {
+    fn roll_forward_one(&self, e: &Enter<'_>, forward: Forward) -> Result<Option<Forwarded>> {
+        let inode = &forward.record;
         let old = self.older_than_record(inode)?;
         if old.is_some() && inode.flags & DIR != 0 {
             return Ok(None); // it exists: the skeleton says nothing new
@@ -48,7 +44,7 @@ impl Domain {
         {
             return Ok(None);
         }
-        let cell = self.decode_forwarded(inode, overflow)?;
+        let (version, cell) = (inode.version, self.cell_of_forwarded(forward)?);
         let new_nodes: HashSet<NodeId> = cell.nodes(&cell.state.read()).into_iter().collect();
         let mut replaced = old.map(|o| self.take_out_replaced(&o, &new_nodes)).unwrap_or_default();
         for n in &new_nodes {
@@ -67,7 +63,7 @@ impl Domain {
         self.free_runs(e.tx(), runs);
         self.touch(e.tx(), &cell, &mut st)?;
         // the state is the record's: whoever waits for a later version of this inode must not take it for that
-        st.durability.recovery_keeps_version(inode.version);
+        st.durability.recovery_keeps_version(version);
         let (parent, named) = (st.links.first().map_or(InodeNo(0), |l| l.parent), st.link_seq);
         drop(st);
         self.cells.insert_new(cell.clone());
@@ -88,12 +84,13 @@ impl Domain {
     }
 
     /// A cell of a roll-forward record, whose overflow nodes are in the same chunk or, unchanged, where the table says.
-    fn decode_forwarded(&self, inode: &NodeRecord, overflow: Vec<NodeRecord>) -> Result<Cell> {
+    fn cell_of_forwarded(&self, forward: Forward) -> Result<Cell> {
+        let Forward { record, inode, overflow } = forward;
         let mut by_node: HashMap<NodeId, NodeRecord> = overflow.into_iter().map(|r| (r.node, r)).collect();
         for r in by_node.values() {
             self.new_generations.lock().insert(r.node, r.generation);
         }
-        decode_cell(inode, self.id, &mut |n| match by_node.remove(&n) {
+        cell_of(&record, inode, self.id, &mut |n| match by_node.remove(&n) {
             Some(r) => Ok(r),
             None => self.nodes.load(n, &self.nodes.get(n)?),
         })

@@ -44,8 +44,17 @@ impl NodeTable {
     /// nothing. Several threads may do so at a time, each with nodes of groups of its own.
     pub(crate) fn newest(&self) -> Newest<'_> {
         let with_places = |g: &Arc<NodeGroup>| (g.clone(), vec![NONE; g.blocks.len()].into_boxed_slice());
-        let groups = self.groups.read().values().map(with_places).collect();
-        Newest { table: self, groups, blocks: Vec::new(), last: 0, ours: 0..0, ahead: PairsAhead::default() }
+        let groups: Vec<_> = self.groups.read().values().map(with_places).collect();
+        // room that is not touched before it is needed: to move blocks to larger and larger room takes longer
+        let most = groups.iter().map(|(g, _)| g.blocks.len()).sum::<usize>().min(BLOCKS_MAX);
+        Newest {
+            table: self,
+            groups,
+            blocks: Vec::with_capacity(most),
+            last: 0,
+            ours: 0..0,
+            ahead: PairsAhead::default(),
+        }
     }
 }
 

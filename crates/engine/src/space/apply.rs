@@ -4,7 +4,7 @@
 //! newer home blocks it starts, as long as it begins no later than the oldest of them. A segment's kind, temperature
 //! and age are those of the last `Alloc` in it, and the default as soon as it has no valid block.
 
-use super::bitmap::{self, Bits};
+use super::bitmap;
 use super::group::Group;
 use super::pool::SegmentRef;
 use super::{Run, Space};
@@ -19,7 +19,16 @@ use std::sync::atomic::Ordering::Relaxed;
 /// Blocks `.0 .. .0 + .1` of a segment.
 type Piece = (u32, u32);
 /// Where a block is: its group, the segment there, the block in that.
-pub(super) type Located = (Arc<Group>, u32, u32);
+pub(super) type Located<'g> = (&'g Arc<Group>, u32, u32);
+
+/// The first block that a record says something of, and how many it does; `None` where none of this module's tables is meant.
+pub(super) fn blocks_of(record: TableRecord) -> Option<Run> {
+    match record {
+        TableRecord::Alloc { addr, len, .. } | TableRecord::Free { addr, len } => Some(Run { addr, len }),
+        TableRecord::Live { addr, .. } => Some(Run { addr, len: 1 }),
+        TableRecord::Node { .. } => None,
+    }
+}
 
 impl Space {
     /// Makes the records of durable transaction `tx` the committed view. `Alloc` sets owners and marks valid, `Free` and
@@ -30,28 +39,26 @@ impl Space {
     /// `Corrupt` where a run is not of this domain or touches metadata or journal; of the device (owner tables are
     /// loaded on first need). The records before the one that failed are then applied.
     pub fn apply(&self, records: &[Record], tx: TxId) -> Result<()> {
-        let apply = |r| self.apply_one(r, tx, true, &mut |addr| self.locate(addr));
+        let apply = |r| {
+            let Some(run) = blocks_of(r) else { return Ok(()) };
+            let (group, segment, block) = self.locate(run.addr)?;
+            self.apply_one(r, tx, true, (&group, segment, block))
+        };
         let done = records.iter().filter_map(Record::table).try_for_each(apply);
         self.evict_owners();
         done
     }
 
-    /// `live`: [`Space::pending_free`] has counted what they free. `locate` is [`Self::locate`], or knows what that says.
-    pub(super) fn apply_one(
-        &self,
-        record: TableRecord,
-        tx: TxId,
-        live: bool,
-        locate: &mut dyn FnMut(BlockAddr) -> Result<Located>,
-    ) -> Result<()> {
+    /// `live`: [`Space::pending_free`] has counted what they free. `at` is where the first block of the record is.
+    pub(super) fn apply_one(&self, record: TableRecord, tx: TxId, live: bool, at: Located<'_>) -> Result<()> {
         match record {
             TableRecord::Alloc { addr, len, kind, temperature, owner, lblk } => {
-                self.apply_alloc(&locate(addr)?, Run { addr, len }, kind, temperature, (owner, lblk), tx)
+                self.apply_alloc(at, Run { addr, len }, kind, temperature, (owner, lblk), tx)
             }
-            TableRecord::Free { addr, len } => self.apply_free(&locate(addr)?, Run { addr, len }, live),
-            TableRecord::Live { addr, live: 0 } => self.apply_free(&locate(addr)?, Run { addr, len: 1 }, live),
+            TableRecord::Free { addr, len } => self.apply_free(at, Run { addr, len }, live),
+            TableRecord::Live { addr, live: 0 } => self.apply_free(at, Run { addr, len: 1 }, live),
             TableRecord::Live { addr, live: records } => {
-                for_each_piece(&locate(addr)?, Run { addr, len: 1 }, |group, index, piece| {
+                for_each_piece(at, Run { addr, len: 1 }, |group, index, piece| {
                     group.edit_owners(&self.store, &self.owners, index, piece, &mut |_, o| o.live = records)
                 })
             }
@@ -61,7 +68,7 @@ impl Space {
 
     fn apply_alloc(
         &self,
-        at: &Located,
+        at: Located<'_>,
         run: Run,
         kind: SegmentKind,
         temperature: Temperature,
@@ -97,7 +104,7 @@ impl Space {
         })
     }
 
-    fn apply_free(&self, at: &Located, run: Run, announced: bool) -> Result<()> {
+    fn apply_free(&self, at: Located<'_>, run: Run, announced: bool) -> Result<()> {
         for_each_piece(at, run, |group, index, piece| {
             // Owners first: as soon as the block is unused, somebody may take it.
             group.edit_owners(&self.store, &self.owners, index, piece, &mut |_, o| *o = Owner::default())?;
@@ -106,7 +113,7 @@ impl Space {
             let mut state = segment.state.lock();
             let freed = group.clear_used(segment, &mut state, &bits);
             bitmap::clear(&mut state.entry.valid, &bits);
-            if state.entry.valid == [0; 8] {
+            if bitmap::is_empty(&state.entry.valid) {
                 state.entry = SegmentEntry::default();
             }
             group.table_dirty.store(true, Relaxed);
@@ -137,7 +144,8 @@ impl Space {
                 let len = (at..SEGMENT_BLOCKS).take_while(|i| taken(*i)).count() as u32;
                 if len > 0 {
                     let run = Run { addr: BlockAddr(segment.start.0 + u64::from(at)), len };
-                    self.apply_free(&self.locate(run.addr)?, run, false)?;
+                    let (group, segment, block) = self.locate(run.addr)?;
+                    self.apply_free((&group, segment, block), run, false)?;
                 }
                 at += len + 1;
             }
@@ -153,7 +161,8 @@ impl Space {
         len: u32,
         f: impl FnMut(&Arc<Group>, u32, Piece) -> Result<()>,
     ) -> Result<()> {
-        for_each_piece(&self.locate(addr)?, Run { addr, len }, f)
+        let (group, segment, block) = self.locate(addr)?;
+        for_each_piece((&group, segment, block), Run { addr, len }, f)
     }
 
     /// Live records of the node block at `addr`, committed view.
@@ -177,8 +186,9 @@ impl Space {
 }
 
 /// Calls `f` with the parts of a run, which begins at `at`, segment by segment, after checking all of it.
+#[inline]
 fn for_each_piece(
-    (group, first, block): &Located,
+    (group, first, block): Located<'_>,
     run: Run,
     mut f: impl FnMut(&Arc<Group>, u32, Piece) -> Result<()>,
 ) -> Result<()> {
@@ -188,20 +198,25 @@ fn for_each_piece(
     if len == 0 || last > group.segments.len() as u64 * u64::from(SEGMENT_BLOCKS) {
         return Err(bad("is empty or leaves its group").into());
     }
+    let fixed = |(index, (from, len)): (u32, Piece)| {
+        !bitmap::is_empty(&bitmap::and(&bitmap::mask(from, len), &group.segments[index as usize].fixed))
+    };
+    let touches = "touches metadata, the journal or the group's end";
+    // nearly all of them
+    if block + len <= SEGMENT_BLOCKS {
+        let piece = (first, (block, len));
+        return if fixed(piece) { Err(bad(touches).into()) } else { f(group, piece.0, piece.1) };
+    }
     let pieces = || {
         let mut left = len;
-        (*first..).scan(*block, move |at, index| {
+        (first..).scan(block, move |at, index| {
             let piece = (*at, (SEGMENT_BLOCKS - *at).min(left));
             (*at, left) = (0, left - piece.1);
             (piece.1 > 0).then_some((index, piece))
         })
     };
-    let fixed = |(index, (from, len)): (u32, Piece)| {
-        let hit: Bits = bitmap::and(&bitmap::mask(from, len), &group.segments[index as usize].fixed);
-        hit != [0; 8]
-    };
     if pieces().any(fixed) {
-        return Err(bad("touches metadata, the journal or the group's end").into());
+        return Err(bad(touches).into());
     }
     pieces().try_for_each(|(index, piece)| f(group, index, piece))
 }

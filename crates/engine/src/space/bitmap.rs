@@ -35,6 +35,10 @@ pub(super) fn and_not(a: &Bits, b: &Bits) -> Bits {
     std::array::from_fn(|i| a[i] & !b[i])
 }
 
+pub(super) fn is_empty(a: &Bits) -> bool {
+    a.iter().fold(0, |all, w| all | w) == 0
+}
+
 pub(super) fn count(a: &Bits) -> u32 {
     a.iter().map(|w| w.count_ones()).sum()
 }

@@ -1,6 +1,6 @@
 //! Committed records of a journal become the committed view again ([`Space::apply`] in recovery).
 
-use super::apply::Located;
+use super::apply::{Located, blocks_of};
 use super::group::Group;
 use super::{PairsAhead, Space};
 use crate::error::Result;
@@ -34,19 +34,14 @@ impl Replaying<'_> {
     /// # Errors
     /// As there.
     pub fn apply(&mut self, record: TableRecord, tx: TxId) -> Result<()> {
-        let Self { space, group, ahead, .. } = self;
-        let len = match record {
-            TableRecord::Alloc { len, .. } | TableRecord::Free { len, .. } => len,
-            _ => 1,
-        };
-        let mut locate = |addr| {
-            let at = locate(space, group, addr)?;
-            if let Some((_, seen)) = group {
-                load_owners(space, &at, len, seen, ahead);
-            }
-            Ok(at)
-        };
-        let done = space.apply_one(record, tx, false, &mut locate);
+        let Some(run) = blocks_of(record) else { return Ok(()) };
+        let space = self.space;
+        let done = self.locate(run.addr).and_then(|(segment, block)| {
+            let Some((group, seen)) = &mut self.group else { return Ok(()) };
+            let at: Located<'_> = (group, segment, block);
+            load_owners(space, at, run.len, seen, &mut self.ahead);
+            space.apply_one(record, tx, false, at)
+        });
         self.until_look -= 1;
         if self.until_look == 0 || done.is_err() {
             self.until_look = LOOK_EVERY;
@@ -54,28 +49,29 @@ impl Replaying<'_> {
         }
         done
     }
-}
 
-/// As [`Space::locate`], which `last` knows of the last group.
-fn locate(space: &Space, last: &mut Option<(Arc<Group>, u64)>, addr: BlockAddr) -> Result<Located> {
-    let geometry = space.store.geometry();
-    if let Some((group, _)) = last
-        && let Some(at) = addr.0.checked_sub(geometry.group_start(group.number).0)
-        && at < u64::from(geometry.group_blocks())
-    {
-        let (_, segment, block) = geometry.split(addr);
-        return Ok((group.clone(), segment, block));
+    /// Has the group of `addr` in `group`; the segment there, and the block in that. As [`Space::locate`], which this asks where
+    /// the last record was of another group.
+    fn locate(&mut self, addr: BlockAddr) -> Result<(u32, u32)> {
+        let geometry = self.space.store.geometry();
+        if let Some((group, _)) = &self.group
+            && let Some(at) = addr.0.checked_sub(geometry.group_start(group.number).0)
+            && at < u64::from(geometry.group_blocks())
+        {
+            let (_, segment, block) = geometry.split(addr);
+            return Ok((segment, block));
+        }
+        let (group, segment, block) = self.space.locate(addr)?;
+        self.group = Some((group, 0));
+        Ok((segment, block))
     }
-    let at = space.locate(addr)?;
-    *last = Some((at.0.clone(), 0));
-    Ok(at)
 }
 
 /// Brings the owner tables of `len` blocks to memory that are not there, as far as they can be read; `seen` has a bit for each
 /// half that need not be looked at again. What does not hold is met again by whoever needs it.
-fn load_owners(space: &Space, (group, segment, block): &Located, len: u32, seen: &mut u64, ahead: &mut PairsAhead) {
+fn load_owners(space: &Space, (group, segment, block): Located<'_>, len: u32, seen: &mut u64, ahead: &mut PairsAhead) {
     let half = |segment: u32, block: u32| 2 * segment + block / OWNERS_PER_BLOCK;
-    let first = half(*segment, *block);
+    let first = half(segment, block);
     let last = first.saturating_add((block % OWNERS_PER_BLOCK).saturating_add(len.max(1) - 1) / OWNERS_PER_BLOCK);
     for at in first..=last.min(2 * group.segments.len() as u32 - 1) {
         if *seen >> at & 1 == 0 {

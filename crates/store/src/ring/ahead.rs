@@ -4,15 +4,15 @@
 //! of a CPU. It begins before the scan does: whoever opens a domain reads tables first.
 
 use super::Ring;
+use super::buffers::Buffer;
 use crate::Result;
-use braidfs_device::AlignedBuf;
 use braidfs_format::BLOCK_BYTES;
 use braidfs_sync::plain::Mutex;
-use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
 /// A piece by its number, and what lies in it.
-type Read = (usize, Result<AlignedBuf>);
+type Read = (usize, Result<Buffer>);
 
 /// See the module.
 #[derive(Debug)]
@@ -21,8 +21,6 @@ pub struct Ahead {
     tail: u64,
     /// `None` while it is dropped.
     read: Option<Mutex<Receiver<Read>>>,
-    /// What was searched, to be read into again.
-    spare: Sender<AlignedBuf>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -31,21 +29,19 @@ impl Ahead {
     pub(super) fn begin(ring: &Ring, tail: u64) -> Option<Self> {
         // with no room between them, so that a piece is read while the one before is searched, and no more memory is taken
         let (give, read) = sync_channel(0);
-        let (spare, used) = channel::<AlignedBuf>();
         let ring = ring.clone();
         let work = move || {
             for (i, (first, end)) in ring.pieces(tail).into_iter().enumerate() {
                 let bytes = (end - first) as usize * BLOCK_BYTES;
-                let again = used.try_recv().ok().filter(|buf| buf.len() >= bytes);
-                let mut buf = again.unwrap_or_else(|| AlignedBuf::zeroed(bytes));
-                let read = ring.store.read(ring.addr(first), &mut buf[..bytes]).map(|()| buf);
+                let mut buf = ring.piece_buffer(bytes);
+                let read = ring.store.read(ring.addr(first), &mut buf.bytes_mut()[..bytes]).map(|()| buf);
                 if give.send((i, read)).is_err() {
                     return;
                 }
             }
         };
         let thread = Builder::new().name("braidfs-ahead".into()).spawn(work).ok()?;
-        Some(Self { tail, read: Some(Mutex::new(read)), spare, thread: Some(thread) })
+        Some(Self { tail, read: Some(Mutex::new(read)), thread: Some(thread) })
     }
 
     /// Where the lap begins that it reads.
@@ -57,12 +53,6 @@ impl Ahead {
     pub(super) fn next(&self) -> Option<Read> {
         // who waits for the lock would wait for the piece after this one
         self.read.as_ref()?.lock().recv().ok()
-    }
-
-    /// Memory that can be read into again.
-    pub(super) fn give_back(&self, buf: AlignedBuf) {
-        // the thread may have read all
-        let _ = self.spare.send(buf);
     }
 }
 

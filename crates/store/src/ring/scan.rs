@@ -6,13 +6,14 @@
 //! taken a block for a beginning which is the inside of that chunk: a record may hold bytes that look like a chunk. The walk
 //! passes these over, and looks for itself where one of them hides what it needs. So the result is that of a walk of one thread.
 
+use super::buffers::Buffer;
 use super::{Ahead, Ring};
 use crate::{Error, Result};
-use braidfs_device::AlignedBuf;
-use braidfs_format::journal::{CHUNK_MAX_BLOCKS, Chunk, decode_chunk, peek_chunk};
+use braidfs_format::journal::{CHUNK_MAX_BLOCKS, Chunk, Image, decode_chunk, decode_chunk_within, peek_chunk};
 use braidfs_format::{BLOCK_BYTES, BlockAddr, Corrupt};
 use braidfs_sync::workers::Workers;
 use std::borrow::Cow;
+use std::sync::Arc;
 
 /// Blocks of a piece at most: several of the longest chunks, so that little is read twice.
 const PIECE_MAX: u64 = 4 * CHUNK_MAX_BLOCKS as u64;
@@ -77,7 +78,7 @@ impl<R: Reading> Scan<'_, R> {
                 && let Some((next, read)) = ahead.next()
             {
                 i = next;
-                window.take_over(&self, pieces[i], read, ahead)?;
+                window.take_over(&self, pieces[i], read)?;
             }
             let (first, end) = pieces[i];
             Ok::<_, Error>((i, self.search(window, first, end)?))
@@ -112,8 +113,15 @@ impl<R: Reading> Scan<'_, R> {
         match peek_chunk(block, store.volume, *domain, pos) {
             // what lies past the lap is older
             Some(n) if pos.checked_add(u64::from(n)).is_some_and(|end| end <= lap) => {
-                let whole = self.reading.image(window.from(self, at, u64::from(n), end - pos)?, n);
-                Ok(Some(decode_chunk(&whole, store.volume, *domain, pos).map_or(Found::Torn, Found::Whole)))
+                let changed = match self.reading.image(window.from(self, at, u64::from(n), end - pos)?, n) {
+                    Cow::Owned(changed) => Some(changed),
+                    Cow::Borrowed(_) => None,
+                };
+                let chunk = match changed {
+                    Some(changed) => decode_chunk(&changed, store.volume, *domain, pos),
+                    None => window.chunk(self.ring, (at, u64::from(n)), pos),
+                };
+                Ok(Some(chunk.map_or(Found::Torn, Found::Whole)))
             }
             _ => {
                 let said = block.get(16..24).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
@@ -183,6 +191,11 @@ impl Ring {
         (self.blocks / 4).clamp(1, PIECE_MAX)
     }
 
+    /// Memory for so many bytes, as large as that for any other piece.
+    pub(super) fn piece_buffer(&self, bytes: usize) -> Buffer {
+        self.store.buffers.take(bytes.max(self.piece_blocks() as usize * BLOCK_BYTES))
+    }
+
     /// First positions of the pieces of the lap from `tail` on, and those behind them.
     pub(super) fn pieces(&self, tail: u64) -> Vec<(u64, u64)> {
         let (blocks, lap) = (self.blocks, self.lap(tail));
@@ -215,7 +228,8 @@ struct Window {
     /// Its first block in the ring.
     first: u64,
     blocks: u64,
-    buf: Option<AlignedBuf>,
+    /// Shared with the records that lie in it.
+    buf: Option<Arc<Buffer>>,
 }
 
 impl Window {
@@ -224,22 +238,35 @@ impl Window {
         &mut self,
         scan: &Scan<'_, R>,
         (first, end): (u64, u64),
-        read: Result<AlignedBuf>,
-        ahead: &Ahead,
+        read: Result<Buffer>,
     ) -> Result<()> {
-        self.blocks = 0;
-        if let Some(old) = self.buf.take() {
-            ahead.give_back(old);
-        }
+        (self.blocks, self.buf) = (0, None);
         let buf = match read {
             Ok(buf) => buf,
             Err(why) => {
                 scan.reading.unreadable(why)?;
-                AlignedBuf::zeroed((end - first) as usize * BLOCK_BYTES)
+                let mut blank = scan.ring.piece_buffer((end - first) as usize * BLOCK_BYTES);
+                blank.bytes_mut().fill(0);
+                blank
             }
         };
-        (self.first, self.blocks, self.buf) = (first % scan.ring.blocks, end - first, Some(buf));
+        (self.first, self.blocks, self.buf) = (first % scan.ring.blocks, end - first, Some(Arc::new(buf)));
         Ok(())
+    }
+
+    /// The chunk of `blocks` from block `at` of the ring on, which are in memory. Its records stay in the window's memory, which
+    /// is not read to again then; but where that holds hardly more than they are copied.
+    fn chunk(&self, ring: &Ring, (at, blocks): (u64, u64), pos: u64) -> std::result::Result<Chunk, Corrupt> {
+        let (volume, domain) = (ring.store.volume, ring.domain);
+        let from = (at - self.first) as usize * BLOCK_BYTES;
+        let to = (at - self.first + blocks).min(self.blocks) as usize * BLOCK_BYTES;
+        match &self.buf {
+            Some(buf) if self.blocks >= ring.piece_blocks() / 2 => {
+                let image: Image = buf.clone();
+                decode_chunk_within(&image, from..to, volume, domain, pos)
+            }
+            buf => decode_chunk(buf.as_ref().map_or(&[], |buf| &(**buf).as_ref()[from..to]), volume, domain, pos),
+        }
     }
 
     /// The ring from block `at` on: at least `blocks`, fewer only where the ring ends. Where they are not in memory, all of
@@ -255,18 +282,17 @@ impl Window {
             let bytes = n as usize * BLOCK_BYTES;
             // nothing is known of it after an error
             self.blocks = 0;
-            let buf = match &mut self.buf {
-                Some(buf) if buf.len() >= bytes => buf,
-                none => none.insert(AlignedBuf::zeroed(bytes)),
-            };
-            let buf = &mut buf[..bytes];
-            if let Err(why) = ring.store.read(BlockAddr(ring.start.0 + at), buf) {
+            // that of before, where no records lie in it
+            let free = self.buf.take().and_then(Arc::into_inner).filter(|buf| buf.as_ref().len() >= bytes);
+            let mut buf = free.unwrap_or_else(|| ring.piece_buffer(bytes));
+            let to = &mut buf.bytes_mut()[..bytes];
+            if let Err(why) = ring.store.read(BlockAddr(ring.start.0 + at), to) {
                 scan.reading.unreadable(why)?;
-                buf.fill(0);
+                to.fill(0);
             }
-            (self.first, self.blocks) = (at, n);
+            (self.first, self.blocks, self.buf) = (at, n, Some(Arc::new(buf)));
         }
         let from = (at - self.first) as usize * BLOCK_BYTES;
-        Ok(self.buf.as_ref().map_or(&[], |buf| &buf[from..self.blocks as usize * BLOCK_BYTES]))
+        Ok(self.buf.as_ref().map_or(&[], |buf| &(**buf).as_ref()[from..self.blocks as usize * BLOCK_BYTES]))
     }
 }

@@ -67,8 +67,12 @@ pub(in crate::domain) fn newest_records(
     for r in overflow {
         by_owner.entry(r.owner).or_default().push(r.to_owned());
     }
-    let with_overflow = |i: &NodeRecordRef<'_>| (i.to_owned(), by_owner.remove(&i.node.inode()).unwrap_or_default());
-    Ok(inodes.iter().map(with_overflow).collect())
+    let with_overflow = |i: &NodeRecordRef<'_>| {
+        let record = NodeRecordRef { payload: &[], ..*i }.to_owned();
+        let overflow = by_owner.remove(&i.node.inode()).unwrap_or_default();
+        Ok(Forward { record, inode: Inode::decode(i.payload)?, overflow })
+    };
+    inodes.iter().map(with_overflow).collect()
 }
 
 /// Names of the inodes in a chunk.
