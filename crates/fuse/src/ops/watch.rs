@@ -280,6 +280,7 @@ fn domain(d: DomainInfo, restricted: bool) -> Domain {
         checkpoints: d.checkpoints,
         fast_syncs: d.fast_syncs,
         cleaned_blocks: d.cleaned_blocks,
+        relocated_blocks: d.relocated_blocks,
         numa_node: d.numa_node,
         failed: d.failed.map(|why| if restricted { String::new() } else { why }),
         latency: Latency::default(),

@@ -271,12 +271,13 @@ fn domains(t: &mut Text, domains: &[Domain]) {
         ("braidfs_domain_journal_used_blocks", |d| d.journal_used, "Blocks of it in use."),
         ("braidfs_domain_failed", |d| u64::from(d.failed.is_some()), "1: the domain failed and is read-only."),
     ];
-    let counters: [(&str, Of, &str); 5] = [
+    let counters: [(&str, Of, &str); 6] = [
         ("braidfs_commits", |d| d.commits, "Commits of a domain."),
         ("braidfs_commit_joiners", |d| d.joiners, "Threads that joined commits which others led."),
         ("braidfs_checkpoints", |d| d.checkpoints, "Checkpoints of a domain."),
         ("braidfs_fast_syncs", |d| d.fast_syncs, "fsyncs that needed no commit."),
         ("braidfs_cleaned_blocks", |d| d.cleaned_blocks, "Blocks that the cleaner moved."),
+        ("braidfs_relocated_blocks", |d| d.relocated_blocks, "Blocks in groups that a domain emptied for others."),
     ];
     let families = gauges.map(|g| ("gauge", "", g)).into_iter().chain(counters.map(|c| ("counter", "_total", c)));
     for (kind, suffix, (name, of, help)) in families {

@@ -156,6 +156,8 @@ pub struct Domain {
     pub fast_syncs: u64,
     /// Blocks that the cleaner moved.
     pub cleaned_blocks: u64,
+    /// Blocks in groups that it emptied for other domains.
+    pub relocated_blocks: u64,
     /// Number of the NUMA node that it is placed on, where there are several.
     pub numa_node: Option<u32>,
     /// Why it is read-only, if it is; empty where the sample is [restricted](Sample::restricted).
