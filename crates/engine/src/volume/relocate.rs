@@ -31,19 +31,21 @@ impl MountedVolume {
             return Ok(false); // it is the one for whom room is made
         }
         let before = d.space.groups().len();
-        let _one = self.emptying.lock();
+        let mut kept = self.emptying.lock();
         if d.space.groups().len() > before {
             return Ok(true); // another thread did it for the domain while this one waited
         }
         self.while_emptying(|| {
-            let mut tried = Vec::new();
+            let mut tried = kept.stayed();
             loop {
                 if self.claim_group(d)? {
                     return Ok(true);
                 }
                 let Some((owner, group)) = self.cheapest_to_empty(d, &tried) else { return Ok(false) };
+                if !self.empty_for(d, owner, group)? {
+                    kept.note_stayed(group);
+                }
                 tried.push(group);
-                self.empty_for(d, owner, group)?;
             }
         })
     }
@@ -66,8 +68,9 @@ impl MountedVolume {
         Ok(room)
     }
 
-    /// Empties a group of `owner`, where all that lies there can move; the rest of its room is as before.
-    fn empty_for(&self, d: &Domain, owner: &Arc<Domain>, group: u32) -> Result<()> {
+    /// Empties a group of `owner`, where all that lies there can move; whether it is the owner's no longer. What could move has
+    /// done so in any case.
+    fn empty_for(&self, d: &Domain, owner: &Arc<Domain>, group: u32) -> Result<bool> {
         let used = owner.space.used_in(group);
         let mut kept = Kept::default();
         let emptied = self.empty_group(&mut kept, owner, group);
@@ -78,11 +81,12 @@ impl MountedVolume {
             Err(e) if owner.failed().is_some() => tracing::warn!("{} empties no group: {e}", owner.id),
             Err(e) => return Err(e),
         }
-        if self.siblings.owner_of(group) != Some(owner.id) {
+        let gone = self.siblings.owner_of(group) != Some(owner.id);
+        if gone {
             owner.counters.relocated.fetch_add(used, Ordering::Relaxed);
             tracing::debug!("{} has moved {used} blocks out of group {group} for {}", owner.id, d.id);
         }
-        Ok(())
+        Ok(gone)
     }
 
     /// Of the groups that other domains can empty and go without, one that `d` may have and that holds least. Those of domains
