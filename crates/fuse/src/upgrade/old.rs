@@ -408,7 +408,7 @@ impl Upgrades {
             user: rustix::process::geteuid().as_raw(),
         };
         let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-        new.peer.send(&ToNew::Offer(offer), &fds).map_err(|e| e.to_string())?;
+        new.peer.tell_new(&ToNew::Offer(offer), &fds)?;
         match new.receive(GREETING)? {
             ToOld::Willing => Ok(()),
             ToOld::Refused(why) => Err(why),
@@ -527,7 +527,6 @@ struct All<'a> {
 /// # Errors
 /// Why the new process does not serve, and has not served: then it may be ended, and this one goes on.
 fn give(new: &New, asked: &Asked, all: &All<'_>, served: &Served<'_>) -> Result<(), String> {
-    let text = |e: io::Error| e.to_string();
     at_step("old-closed")?;
     // it may have come since the other program greeted
     check_needs(new.version, all.front.needs())?;
@@ -546,7 +545,7 @@ fn give(new: &New, asked: &Asked, all: &All<'_>, served: &Served<'_>) -> Result<
         held: list_of(all.held),
         asked: unique,
     };
-    let (file, bytes) = record.write().map_err(text)?;
+    let (file, bytes) = record.write().map_err(|e| e.to_string())?;
     let elsewhere = (!Arc::ptr_eq(channel, served.channel)).then_some(channel);
     let take = Take {
         bytes,
@@ -558,7 +557,7 @@ fn give(new: &New, asked: &Asked, all: &All<'_>, served: &Served<'_>) -> Result<
     fds.extend(elsewhere.map(|c| c.as_fd()));
     fds.extend(served.metrics.map(AsFd::as_fd));
     fds.extend(all.config.supervisor.as_ref().map(OwnedFd::as_fd));
-    new.peer.send(&ToNew::Take(take), &fds).map_err(text)?;
+    new.peer.tell_new(&ToNew::Take(take), &fds)?;
     at_step("old-given")?;
     let patience = Duration::from_secs(u64::from(asked.arg.seconds.max(1)) + all.held.len() as u64 / HELD_PER_SECOND);
     match new.receive(patience)? {
@@ -567,7 +566,7 @@ fn give(new: &New, asked: &Asked, all: &All<'_>, served: &Served<'_>) -> Result<
         _ => return Err("it answers what it was not asked".into()),
     }
     at_step("old-mounted")?;
-    new.peer.send(&ToNew::Go, &[]).map_err(text)?;
+    new.peer.tell_new(&ToNew::Go, &[])?;
     at_step("old-told")?;
     match new.receive(GREETING)? {
         ToOld::Going => Ok(()),

@@ -87,6 +87,17 @@ impl Peer {
         }
     }
 
+    /// [`Self::send`] to the new process. One that has ended meanwhile may have said why.
+    ///
+    /// # Errors
+    /// What it refused with; else as there.
+    pub fn tell_new(&self, message: &ToNew, fds: &[BorrowedFd<'_>]) -> Result<(), String> {
+        self.send(message, fds).map_err(|e| match self.receive(Some(Duration::ZERO)) {
+            Ok(Some((ToOld::Refused(why), _))) => why,
+            _ => e.to_string(),
+        })
+    }
+
     /// The next message; `None`: the other process has closed its end. `within`: it is waited for at most so long.
     ///
     /// # Errors
@@ -98,9 +109,8 @@ impl Peer {
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let got = loop {
             match recvmsg(&self.0, &mut [io::IoSliceMut::new(&mut text)], &mut control, RecvFlags::CMSG_CLOEXEC) {
-                Err(Errno::INTR) => {}
-                // its end was closed with something unread in it
-                Err(Errno::CONNRESET) => return Ok(None),
+                // of the other end, closed with something unread in it, this is told once; behind it comes what it said before
+                Err(Errno::INTR | Errno::CONNRESET) => {}
                 got => break got?,
             }
         };
@@ -172,6 +182,27 @@ mod tests {
         drop(ours);
         assert!(theirs.receive::<ToOld>(Some(Duration::from_secs(5))).unwrap().is_none());
         assert!(theirs.send(&ToOld::Willing, &[]).is_err());
+    }
+
+    /// Whether it has ended when it is told, or ends without having heard.
+    #[test]
+    fn why_one_has_ended_is_heard() {
+        for told_first in [false, true] {
+            let (ours, theirs) = Peer::pair().unwrap();
+            let theirs = Peer::of(theirs);
+            let told = if told_first { ours.tell_new(&ToNew::Go, &[]) } else { Ok(()) };
+            theirs.send(&ToOld::Refused("no room".into()), &[]).unwrap();
+            drop(theirs);
+            if told_first {
+                told.unwrap();
+                let (said, _) = ours.receive::<ToOld>(Some(Duration::from_secs(5))).unwrap().unwrap();
+                assert_eq!(said, ToOld::Refused("no room".into()));
+            } else {
+                assert_eq!(ours.tell_new(&ToNew::Go, &[]).unwrap_err(), "no room");
+            }
+            assert!(ours.receive::<ToOld>(Some(Duration::from_secs(5))).unwrap().is_none());
+            assert!(ours.tell_new(&ToNew::Go, &[]).is_err());
+        }
     }
 
     #[test]
