@@ -419,6 +419,11 @@ class BraidFs(Volume):
                 found.append(int(entry.name))
         return [pid for pid in found if is_running(pid)]
 
+    def daemon(self):
+        """The one process of :meth:`daemons`. A guard that was just made has the daemon's name for a moment."""
+        wait_for("one daemon", lambda: len(self.daemons()) == 1, 10)
+        return self.daemons()[0]
+
     def kill9(self):
         """kill -9 of the daemon, and waits for its end."""
         pids = self.daemons()

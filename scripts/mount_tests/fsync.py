@@ -92,7 +92,7 @@ def an_fsync_without_hand_overs(volume, transport):
         bare, seconds = overwrite(bare_fd, SYNCS, os.fdatasync)
         os.close(bare_fd)
         fd = opened(fast.mnt / "file")
-        (daemon,) = fast.daemons()
+        daemon = fast.daemon()
         best = None
         # other programs may hold up the device for long, and then fsyncs are handed over
         for _ in range(12):

@@ -359,7 +359,7 @@ def memory_of_what_is_known(volume, top):
     daemon_only(volume)
 
     def rss():
-        (pid,) = volume.daemons()
+        pid = volume.daemon()
         return int(re.search(r"VmRSS:\s+(\d+)", pathlib.Path(f"/proc/{pid}/status").read_text()).group(1)) << 10
 
     for n in range(20_000):

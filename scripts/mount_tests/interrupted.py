@@ -37,7 +37,7 @@ def what_is_interrupted_is_asked_again(volume, _top):
         with small_volume(volume) as v:
             v.mount()
             trace = v.image.with_suffix(".trace")
-            with every_other_interrupted(v.daemons()[0], call, trace):
+            with every_other_interrupted(v.daemon(), call, trace):
                 (v.mnt / "f").write_bytes(os.urandom(8 << 20))
                 v.settle()
                 (v.mnt / "f").unlink()

@@ -282,7 +282,7 @@ def detached_and_killed(volume, _top):
             fd = os.open("h", os.O_CREAT | os.O_WRONLY, dir_fd=inside)
             os.write(fd, b"not synced")
             os.close(fd)
-            pid = v.daemons()[0]
+            pid = v.daemon()
             kill_and_wait(pid, signal.SIGKILL)
         finally:
             os.close(inside)
@@ -294,7 +294,7 @@ def detached_and_killed(volume, _top):
         # without a kill it ends with its last user
         alone(v, point)
         (point / "g").write_text("by the tenant's")
-        pid = v.daemons()[0]
+        pid = v.daemon()
         run("umount", "-l", v.mnt)
         time.sleep(0.3)
         must(os.path.exists(f"/proc/{pid}"), "it ended under its tenant")

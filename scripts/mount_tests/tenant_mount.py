@@ -279,7 +279,7 @@ def who_goes_first(volume, _top):
             (other / "h").write_text("h")
             alone(v, point)
             # the end of the daemon ends all of them
-            pid = v.daemons()[0]
+            pid = v.daemon()
             kill_and_wait(pid, signal.SIGTERM)
             must(not any(map(os.path.ismount, (v.mnt, point, other))), "something is still mounted")
             v.mount()
@@ -340,7 +340,7 @@ def its_pages_are_its_own(volume, _top):
         (point / "read").write_bytes(bytes(8 << 20))
         same(cached(point / "read")[0], (8 << 20) // 4096, "pages of a tenant")
         run("sync", "-f", v.mnt)
-        pid = v.daemons()[0]
+        pid = v.daemon()
         # a close has the kernel write back
         body = ("import os, sys\nfd = os.open(sys.argv[1], os.O_WRONLY)\n"
                 "for _ in range(%d): os.write(fd, bytes(1 << 20))\nos.write(1, b'written')\nos.read(0, 1)")

@@ -34,7 +34,7 @@ def with_rings(volume, allowed=True):
 
 def threads(v):
     """Names of the daemon's threads, and the CPUs that each may run on."""
-    (daemon,) = v.daemons()
+    daemon = v.daemon()
     tasks = pathlib.Path(f"/proc/{daemon}/task").iterdir()
     return {(t / "comm").read_text().strip(): os.sched_getaffinity(int(t.name)) for t in tasks}
 
@@ -284,7 +284,7 @@ def more_syncs_than_a_queue_has_places(volume, _top):
 
 def ran(v, name):
     """How often threads of that name began to run, of all."""
-    (daemon,) = v.daemons()
+    daemon = v.daemon()
     count = 0
     for task in pathlib.Path(f"/proc/{daemon}/task").iterdir():
         if (task / "comm").read_text().startswith(name):
@@ -347,7 +347,7 @@ def memory_of_large_requests_is_given_back(volume, _top):
         allowed = (32 << 20) + (4 << 20) * os.cpu_count()
         for last in (False, False, False, True):
             v.mount("transport=ring", "cache=32M")
-            (daemon,) = v.daemons()
+            daemon = v.daemon()
             before = resident(daemon)
             large_requests(v.mnt / "big")
             try:
@@ -387,7 +387,7 @@ def memory_of_large_requests_is_given_back_while_small_ones_come(volume, _top):
     """Many large ones at once use many entries of a queue; what comes later uses one."""
     with with_rings(volume) as v:
         v.mount("transport=ring", "cache=32M")
-        (daemon,) = v.daemons()
+        daemon = v.daemon()
         cpus = sorted(os.sched_getaffinity(0))
         (v.mnt / "big").write_bytes(os.urandom(32 << 20))
         fd = os.open(v.mnt / "big", os.O_RDONLY | os.O_DIRECT)

@@ -34,8 +34,7 @@ def upgrade(v, *options, ok=(0,)):
 
 def server(v):
     """The one process that serves, once others that are ending have."""
-    wait_for("one process that serves", lambda: len(v.daemons()) == 1, 10)
-    return v.daemons()[0]
+    return v.daemon()
 
 
 @contextlib.contextmanager
