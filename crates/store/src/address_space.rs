@@ -62,7 +62,7 @@ impl Store {
     }
 
     /// All journals have been read: the memory for it goes back.
-    pub fn has_read_journals(&self) {
+    pub fn release_journal_buffers(&self) {
         self.buffers.close();
     }
 

@@ -49,7 +49,8 @@ impl MountedVolume {
             // what others have freed counts when that is durable
             self.reap_for_room();
             self.settle_all()?;
-            if need > self.room_by_relocation(d, need)? + d.space.margin() {
+            let want = need.saturating_sub(d.space.margin());
+            if want > self.room_by_relocation(d, want)? {
                 return Err(Error::NoSpace);
             }
         }

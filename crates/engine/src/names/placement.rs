@@ -55,10 +55,11 @@ impl MountedVolume {
     /// # Errors
     /// [`Error::NoSpace`] where none has one; of the device.
     pub(super) fn new_inode_anywhere(&self, target: DomainId, near: InodeNo) -> Result<NewInode> {
-        if let Some(inode) = self.new_inode(target, near)? {
+        let tenant = self.dom(target).tenant_root().is_some();
+        if let Some(inode) = self.inode_in(target, near, tenant)? {
             return Ok(NewInode { inode, domain: target });
         }
-        if self.dom(target).tenant_root().is_some() {
+        if tenant {
             return Err(Error::NoSpace);
         }
         for d in self.domains.iter().filter(|d| d.id != target && d.failed().is_none() && !d.inodes.is_counted()) {
@@ -67,7 +68,8 @@ impl MountedVolume {
                 return Ok(NewInode { inode: InodeRef { ino: node.inode(), generation }, domain: d.id });
             }
         }
-        Err(Error::NoSpace)
+        let inode = self.new_inode(target, near)?.ok_or(Error::NoSpace)?;
+        Ok(NewInode { inode, domain: target })
     }
 
     /// A new inode's number, its domain given more groups if need be, or those of deleted inodes; `None` where there is
@@ -76,6 +78,11 @@ impl MountedVolume {
     /// # Errors
     /// Of the device.
     pub(super) fn new_inode(&self, d: DomainId, near: InodeNo) -> Result<Option<InodeRef>> {
+        self.inode_in(d, near, true)
+    }
+
+    /// [`Self::new_inode`]; other domains empty groups for it only where `relocate` says so.
+    fn inode_in(&self, d: DomainId, near: InodeNo, relocate: bool) -> Result<Option<InodeRef>> {
         let dom = self.dom(d);
         if !dom.inodes.take() {
             // files that were replaced are deleted when that is durable
@@ -88,7 +95,7 @@ impl MountedVolume {
                 return Ok(None);
             }
         }
-        let number = self.new_number(dom, near);
+        let number = self.new_number(dom, near, relocate);
         if !matches!(number, Ok(Some(_))) {
             dom.inodes.give();
         }
@@ -102,7 +109,7 @@ impl MountedVolume {
         dom.inodes.give();
     }
 
-    fn new_number(&self, dom: &Arc<Domain>, near: InodeNo) -> Result<Option<InodeRef>> {
+    fn new_number(&self, dom: &Arc<Domain>, near: InodeNo, relocate: bool) -> Result<Option<InodeRef>> {
         let mut given_back = false;
         loop {
             if let Some((node, generation)) = dom.nodes.alloc(Some(near.node()))? {
@@ -122,7 +129,11 @@ impl MountedVolume {
                 continue;
             }
             // for numbers, of which a limit of space is none
-            let more = if dom.space.at_limit() { self.claim_beyond_limit(dom)? } else { self.relocate_for(dom)? };
+            let more = if dom.space.at_limit() {
+                self.claim_beyond_limit(dom)?
+            } else {
+                relocate && self.relocate_for(dom)?
+            };
             if !more {
                 return Ok(None);
             }

@@ -98,8 +98,8 @@ impl Space {
     /// Groups that hold something, as a hint, each with its blocks in use and all of them.
     pub(crate) fn used_groups(&self) -> Vec<(u32, u64, u64)> {
         let groups = self.groups.read();
-        let used = |g: &Group| u64::from(g.total() - g.free().min(g.total()));
-        let open = groups.values().filter(|g| !g.is_closed()).map(|g| (g.number, used(g), u64::from(g.total())));
+        let open = groups.values().filter(|g| !g.is_closed());
+        let open = open.map(|g| (g.number, u64::from(g.used()), u64::from(g.total())));
         open.filter(|(_, used, _)| *used > 0).collect()
     }
 
@@ -151,7 +151,7 @@ impl Space {
 
     /// Blocks in use in group `number`; 0 where the domain has it not.
     pub(crate) fn used_in(&self, number: u32) -> u64 {
-        self.groups.read().get(&number).map_or(0, |g| u64::from(g.total() - g.free().min(g.total())))
+        self.groups.read().get(&number).map_or(0, |g| u64::from(g.used()))
     }
 
     /// Says anew what is valid in a group that is being emptied.

@@ -165,6 +165,10 @@ impl Group {
     pub fn total(&self) -> u32 {
         self.total_blocks
     }
+    /// Blocks of these that something uses, as [`Self::free`] knows it.
+    pub fn used(&self) -> u32 {
+        self.total_blocks - self.free().min(self.total_blocks)
+    }
     /// Makes segment `index` active for `class` where it is not yet and `ok` holds.
     pub fn activate(&self, index: u32, class: Class, ok: impl FnOnce(&Segment) -> bool) -> bool {
         let segment = &self.segments[index as usize];
@@ -237,9 +241,8 @@ impl Group {
     }
     /// Whether what it holds are `max` blocks at most, all of them node blocks and directory buckets.
     pub fn is_sparse(&self, max: u32) -> bool {
-        let used = self.total_blocks - self.free().min(self.total_blocks);
         let nodes = |s: &Segment| s.free() == s.total() || s.state.lock().entry.kind == SegmentKind::Node;
-        (1..=max).contains(&used) && !self.segments.iter().any(|s| s.journal) && self.segments.iter().all(nodes)
+        (1..=max).contains(&self.used()) && !self.segments.iter().any(|s| s.journal) && self.segments.iter().all(nodes)
     }
     /// Gives blocks again, after [`Self::close`].
     pub fn reopen(&self) {

@@ -1,4 +1,5 @@
-//! Groups in which nothing is allocated for the time being, and what their domains have to be told when that ends.
+//! Groups in which nothing is allocated for the time being, and what their domains have to be told when that ends; and those that
+//! could not be emptied lately.
 
 use crate::space::Emptying;
 use crate::types::DomainId;

@@ -126,7 +126,7 @@ fn open(
     let most = usize::from(sb.max_domains.get());
     let siblings = Arc::new(Siblings::new(bat.owners(), room, most));
     let opened = open_domains(&sb, &store, &shared, &siblings, &bat)?;
-    store.has_read_journals();
+    store.release_journal_buffers();
     let (domains, mut recovered): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
     let mut bat = bat;
     free_returned_groups(&domains, &store, &mut bat, &siblings)?;

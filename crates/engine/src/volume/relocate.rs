@@ -21,8 +21,8 @@ use std::sync::atomic::Ordering;
 const METADATA_BLOCKS: u64 = 64;
 
 impl MountedVolume {
-    /// Has another domain empty a group for `d`, which takes it; whether it took one, or somebody made room meanwhile. The
-    /// caller is inside no gate and holds no lock, and `d` is at no limit of its own.
+    /// Has another domain empty a group for `d`, which takes it; true also where this waited while another thread emptied groups:
+    /// there may be room now. The caller is inside no gate and holds no lock, and `d` is at no limit of its own.
     ///
     /// # Errors
     /// Of the device; [`Error::ReadOnly`] where the volume has become so.
@@ -30,11 +30,10 @@ impl MountedVolume {
         if self.is_emptying() {
             return Ok(false); // it is the one for whom room is made
         }
-        let before = d.space.groups().len();
-        let mut kept = self.emptying.lock();
-        if d.space.groups().len() > before {
-            return Ok(true); // another thread did it for the domain while this one waited
-        }
+        let Some(mut kept) = self.emptying.try_lock() else {
+            drop(self.emptying.lock());
+            return Ok(true);
+        };
         self.while_emptying(|| {
             let mut tried = kept.stayed();
             loop {
@@ -77,9 +76,9 @@ impl MountedVolume {
         self.let_go(&mut kept);
         match emptied {
             Ok(_) | Err(Error::NoSpace) => {}
-            // it says so itself, and others have room perhaps
-            Err(e) if owner.failed().is_some() => tracing::warn!("{} empties no group: {e}", owner.id),
-            Err(e) => return Err(e),
+            Err(Error::ReadOnly) => return Err(Error::ReadOnly),
+            // its error, and none of `d`'s: others have room perhaps
+            Err(e) => tracing::warn!("{} cannot empty group {group} for {}: {e}", owner.id, d.id),
         }
         let gone = self.siblings.owner_of(group) != Some(owner.id);
         if gone {

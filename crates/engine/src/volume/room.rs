@@ -276,7 +276,7 @@ impl MountedVolume {
         // who is at a limit of its own gains nothing by what others do
         let others = !d.space.at_limit();
         let none = || {
-            let more = others && self.relocate_for(d)? || self.wait_for_emptying();
+            let more = if others { self.relocate_for(d)? } else { self.wait_for_emptying() };
             if more { Ok(()) } else { Err(Error::NoSpace) }
         };
         if n >= 3 {
