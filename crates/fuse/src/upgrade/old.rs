@@ -4,7 +4,7 @@ use super::record::{
     Agreed, Front, OLDEST, Offer, OfferedDevice, Options, Record, Take, VERSION, check_needs, common, list_of, needs,
 };
 use super::stop::Stop;
-use super::wire::{FDS_MAX, Peer, ToNew, ToOld};
+use super::wire::{ENDED, FDS_MAX, Peer, ToNew, ToOld};
 use super::{Upgradable, at_step, mount_again};
 use crate::abi;
 use crate::channel::Channel;
@@ -98,7 +98,7 @@ impl New {
     fn receive(&self, within: Duration) -> Result<ToOld, String> {
         match self.peer.receive::<ToOld>(Some(within)) {
             Ok(Some((said, _))) => Ok(said),
-            Ok(None) => Err("it ended without a word".into()),
+            Ok(None) => Err(ENDED.into()),
             Err(e) if e.kind() == io::ErrorKind::TimedOut => Err(format!("it said nothing for {} s", within.as_secs())),
             Err(e) => Err(e.to_string()),
         }

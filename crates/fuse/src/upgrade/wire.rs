@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 
 /// Largest message; what is larger goes in a file.
 const MESSAGE_BYTES: usize = 64 << 10;
+/// What is told of a process that has ended.
+pub const ENDED: &str = "it ended without a word";
 /// The kernel's SCM_MAX_FD.
 pub(crate) const FDS_MAX: usize = 253;
 
@@ -90,10 +92,11 @@ impl Peer {
     /// [`Self::send`] to the new process. One that has ended meanwhile may have said why.
     ///
     /// # Errors
-    /// What it refused with; else as there.
+    /// What it refused with, or that it said nothing; else as there.
     pub fn tell_new(&self, message: &ToNew, fds: &[BorrowedFd<'_>]) -> Result<(), String> {
         self.send(message, fds).map_err(|e| match self.receive(Some(Duration::ZERO)) {
             Ok(Some((ToOld::Refused(why), _))) => why,
+            Ok(None) => ENDED.into(),
             _ => e.to_string(),
         })
     }
@@ -201,7 +204,7 @@ mod tests {
                 assert_eq!(ours.tell_new(&ToNew::Go, &[]).unwrap_err(), "no room");
             }
             assert!(ours.receive::<ToOld>(Some(Duration::from_secs(5))).unwrap().is_none());
-            assert!(ours.tell_new(&ToNew::Go, &[]).is_err());
+            assert_eq!(ours.tell_new(&ToNew::Go, &[]).unwrap_err(), ENDED);
         }
     }
 
