@@ -421,8 +421,14 @@ class BraidFs(Volume):
 
     def daemon(self):
         """The one process of :meth:`daemons`. A guard that was just made has the daemon's name for a moment."""
-        wait_for("one daemon", lambda: len(self.daemons()) == 1, 10)
-        return self.daemons()[0]
+        pids = []
+
+        def one():
+            pids[:] = self.daemons()
+            return len(pids) == 1
+
+        wait_for("one daemon", one, 10)
+        return pids[0]
 
     def kill9(self):
         """kill -9 of the daemon, and waits for its end."""
