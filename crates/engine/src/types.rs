@@ -366,8 +366,8 @@ pub struct MountOptions {
     pub background: bool,
     /// Domains are opened and commit one after the other, so that a seed replays a run; for tests.
     pub serial: bool,
-    /// Threads of a mount and of an unmount, the caller's included; 0: one for each CPU, with `serial` one, and one where the
-    /// volume is small. For tests and experiments.
+    /// Threads of a mount and of an unmount, the caller's included; 0: two for each CPU (of which one works while the other
+    /// waits for the device), with `serial` one, and one where the volume is small. For tests and experiments.
     #[doc(hidden)]
     pub recovery_threads: usize,
     /// With `serial`: they commit from the last to the first.

@@ -3,12 +3,10 @@
 //! Positions count blocks and never wrap (`braidfs_format::journal`). Nothing here is changed or remembered: who writes
 //! the journal owns its head and tail.
 
-mod ahead;
 mod buffers;
 mod scan;
 
 use crate::{Result, Store};
-pub use ahead::Ahead;
 use braidfs_format::domain::DomainHeader;
 use braidfs_format::journal::{Chunk, ChunkKind, peek_chunk};
 use braidfs_format::{BLOCK_BYTES, BlockAddr, DomainId};
@@ -104,19 +102,6 @@ impl Ring {
     /// Of the device, wherever in the ring: what cannot be read is neither blank nor the end. `Corrupt` where the tail is one
     /// of an older header: the chunks from there on were overwritten.
     pub fn scan(&self, tail: u64, workers: &Workers, reading: &impl Reading) -> Result<(Vec<Chunk>, u64)> {
-        scan::Scan { ring: self, tail, reading }.run(workers, None)
-    }
-
-    /// A thread begins to read the ring from `tail` on, for [`Self::scan_read`]; `None` where the system starts none.
-    pub fn read_ahead(&self, tail: u64) -> Option<Ahead> {
-        Ahead::begin(self, tail)
-    }
-
-    /// [`Self::scan`] of what is being read.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn scan_read(&self, ahead: Ahead, workers: &Workers, reading: &impl Reading) -> Result<(Vec<Chunk>, u64)> {
-        scan::Scan { ring: self, tail: ahead.tail(), reading }.run(workers, Some(ahead))
+        scan::Scan { ring: self, tail, reading }.run(workers)
     }
 }

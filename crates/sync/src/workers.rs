@@ -18,6 +18,10 @@ pub fn cpus() -> usize {
     *CPUS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
+/// Threads beyond the number of CPUs: more reads under way would not make a device faster, and each thread has a journal in
+/// memory.
+const WAITING: usize = 8;
+
 thread_local! {
     static OWN: Cell<bool> = const { Cell::new(false) };
 }
@@ -37,8 +41,6 @@ pub fn become_own() {
 pub struct Workers {
     /// Threads that may still be started.
     spare: AtomicUsize,
-    /// Threads besides the caller's that it was made with.
-    others: usize,
     /// Also for work that one thread does sooner.
     always: bool,
 }
@@ -49,9 +51,10 @@ impl Workers {
         Self::with(0, false)
     }
 
-    /// One for each CPU that the program may use; what is little work the caller does alone.
+    /// One for each CPU that the program may use, and as many again, at most [`WAITING`], which work while others wait for what
+    /// they read; what is little work the caller does alone.
     pub fn available() -> Self {
-        Self::with(cpus() - 1, false)
+        Self::with(cpus() + cpus().min(WAITING) - 1, false)
     }
 
     /// So many, however little the work is; for tests and experiments.
@@ -60,12 +63,7 @@ impl Workers {
     }
 
     fn with(others: usize, always: bool) -> Self {
-        Self { spare: AtomicUsize::new(others), others, always }
-    }
-
-    /// Whether there may be more threads than the caller's, now or at another time.
-    pub fn are_several(&self) -> bool {
-        self.others > 0
+        Self { spare: AtomicUsize::new(others), always }
     }
 
     /// Threads that `items` items would have now, of which fewer than `grain` are not worth a thread.

@@ -19,7 +19,6 @@ use crate::store::Store;
 use crate::types::*;
 use braidfs_format::Corrupt;
 use braidfs_format::domain::{CLEAN, DomainHeader};
-use braidfs_store::ring::Ahead;
 use std::sync::Arc;
 
 /// What opening a domain does with what its journal holds.
@@ -117,11 +116,11 @@ impl Opening<'_> {
     }
 
     /// Replays the journal, and gathers what was synced beside its transactions; what is left to do goes to `rec`.
-    fn replay(&self, header: &DomainHeader, ahead: Option<Ahead>, rec: &mut Recovered) -> Result<Reached> {
+    fn replay(&self, header: &DomainHeader, rec: &mut Recovered) -> Result<Reached> {
         let _span = tracing::debug_span!("replay", domain = %self.id).entered();
         rec.dirty = true;
         let workers = &self.shared.workers;
-        let (chunks, end) = self.journal.scan_read(ahead, workers)?;
+        let (chunks, end) = self.journal.scan(workers)?;
         rec.traces = self.journal.traces(&chunks, end, header.last_tx.get())?;
         let tables = Tables { geometry: self.store.geometry(), space: self.space, nodes: self.nodes };
         let last = replay(self.id, &chunks, &tables, header, workers, rec)?;
@@ -150,8 +149,6 @@ impl Domain {
         let _span = tracing::debug_span!("open", domain = %id).entered();
         let journal = Journal::open(store.clone(), id, &header.header);
         let on_open = OnOpen::of(id, &journal, &mut header, shared.options.checkpoint_only)?;
-        // while the tables are opened
-        let ahead = if on_open == OnOpen::Replay { journal.read_ahead(&shared.workers) } else { None };
         let log = Run { addr: journal.addr(0), len: header.header.journal_blocks.get() };
         let last = Checkpointed::of(&header.header);
         let space = Space::open(store.clone(), id, mlogs, groups, Some(log), Some(last))?;
@@ -162,7 +159,7 @@ impl Domain {
         let reached = match on_open {
             OnOpen::Nothing => Reached::checkpoint(&header.header),
             OnOpen::Discard => opening.discard(&mut header, doubt.as_ref())?,
-            OnOpen::Replay => opening.replay(&header.header, ahead, &mut rec)?,
+            OnOpen::Replay => opening.replay(&header.header, &mut rec)?,
         };
         if rec.dirty
             && let Some(why) = doubt

@@ -10,15 +10,12 @@ use crate::store::Store;
 use braidfs_format::domain::DomainHeader;
 use braidfs_format::journal::Chunk;
 use braidfs_format::{BLOCK_BYTES, BlockAddr, DomainId};
-use braidfs_store::ring::{Ahead, Reading, Ring};
+use braidfs_store::ring::{Reading, Ring};
 use braidfs_sync::workers::Workers;
 use braidfs_sync::{Mutex, rank};
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Blocks of a journal that one thread reads while another searches it: 8 MiB.
-const AHEAD_BLOCKS: u64 = 2048;
 
 #[derive(Debug, Clone, Copy)]
 struct Ends {
@@ -115,23 +112,6 @@ impl Journal {
     /// Of the device; `Corrupt` where the tail is one of an older header: the chunks from there on were overwritten.
     pub fn scan(&self, workers: &Workers) -> Result<(Vec<Chunk>, u64)> {
         Ok(self.ring.scan(self.tail(), workers, &Planted)?)
-    }
-
-    /// A thread begins to read the journal, for [`Self::scan_read`], where that is worth one and `workers` are several.
-    pub fn read_ahead(&self, workers: &Workers) -> Option<Ahead> {
-        let worth = self.ring.blocks() >= AHEAD_BLOCKS && workers.are_several();
-        worth.then(|| self.ring.read_ahead(self.tail())).flatten()
-    }
-
-    /// [`Self::scan`] of what is being read, if it is.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn scan_read(&self, ahead: Option<Ahead>, workers: &Workers) -> Result<(Vec<Chunk>, u64)> {
-        match ahead {
-            Some(ahead) => Ok(self.ring.scan_read(ahead, workers, &Planted)?),
-            None => self.scan(workers),
-        }
     }
 
     /// Traces of chunks that a crash cut off, or damage ([`Ring::traces`]).

@@ -7,8 +7,8 @@ use braidfs_device::AlignedBuf;
 use braidfs_sync::plain::Mutex;
 use std::sync::Arc;
 
-/// Buffers that are kept at most: 64 MiB, where journals are not small.
-const KEPT: usize = 16;
+/// Buffers that are kept at most: 128 MiB, where journals are not small.
+const KEPT: usize = 32;
 
 /// See the module. Those of a volume, from its first scan until [`Self::close`].
 #[derive(Debug, Default)]

@@ -6,8 +6,8 @@
 //! taken a block for a beginning which is the inside of that chunk: a record may hold bytes that look like a chunk. The walk
 //! passes these over, and looks for itself where one of them hides what it needs. So the result is that of a walk of one thread.
 
+use super::Ring;
 use super::buffers::Buffer;
-use super::{Ahead, Ring};
 use crate::{Error, Result};
 use braidfs_format::journal::{CHUNK_MAX_BLOCKS, Chunk, Image, decode_chunk, decode_chunk_within, peek_chunk};
 use braidfs_format::{BLOCK_BYTES, BlockAddr, Corrupt};
@@ -69,22 +69,15 @@ struct Piece {
 }
 
 impl<R: Reading> Scan<'_, R> {
-    pub fn run(self, workers: &Workers, ahead: Option<Ahead>) -> Result<(Vec<Chunk>, u64)> {
+    pub fn run(self, workers: &Workers) -> Result<(Vec<Chunk>, u64)> {
         let pieces = self.ring.pieces(self.tail);
         // a thread starts sooner than so many blocks are read
         let grain = PIECE_MAX / self.ring.piece_blocks();
-        let mut found = workers.each_with(pieces.len(), grain as usize, Window::default, |window, mut i| {
-            if let Some(ahead) = &ahead
-                && let Some((next, read)) = ahead.next()
-            {
-                i = next;
-                window.take_over(&self, pieces[i], read)?;
-            }
+        let found = workers.each_with(pieces.len(), grain as usize, Window::default, |window, i| {
             let (first, end) = pieces[i];
-            Ok::<_, Error>((i, self.search(window, first, end)?))
+            self.search(window, first, end)
         })?;
-        found.sort_unstable_by_key(|(i, _)| *i);
-        self.walk(found.into_iter().map(|(_, piece)| piece).collect())
+        self.walk(found)
     }
 
     /// The position behind the lap.
@@ -192,12 +185,12 @@ impl Ring {
     }
 
     /// Memory for so many bytes, as large as that for any other piece.
-    pub(super) fn piece_buffer(&self, bytes: usize) -> Buffer {
+    fn piece_buffer(&self, bytes: usize) -> Buffer {
         self.store.buffers.take(bytes.max(self.piece_blocks() as usize * BLOCK_BYTES))
     }
 
     /// First positions of the pieces of the lap from `tail` on, and those behind them.
-    pub(super) fn pieces(&self, tail: u64) -> Vec<(u64, u64)> {
+    fn pieces(&self, tail: u64) -> Vec<(u64, u64)> {
         let (blocks, lap) = (self.blocks, self.lap(tail));
         let most = self.piece_blocks();
         let mut pieces = Vec::new();
@@ -233,27 +226,6 @@ struct Window {
 }
 
 impl Window {
-    /// Has a piece in memory that was read, or not, from now on.
-    fn take_over<R: Reading>(
-        &mut self,
-        scan: &Scan<'_, R>,
-        (first, end): (u64, u64),
-        read: Result<Buffer>,
-    ) -> Result<()> {
-        (self.blocks, self.buf) = (0, None);
-        let buf = match read {
-            Ok(buf) => buf,
-            Err(why) => {
-                scan.reading.unreadable(why)?;
-                let mut blank = scan.ring.piece_buffer((end - first) as usize * BLOCK_BYTES);
-                blank.bytes_mut().fill(0);
-                blank
-            }
-        };
-        (self.first, self.blocks, self.buf) = (first % scan.ring.blocks, end - first, Some(Arc::new(buf)));
-        Ok(())
-    }
-
     /// The chunk of `blocks` from block `at` of the ring on, which are in memory. Its records stay in the window's memory, which
     /// is not read to again then; but where that holds hardly more than they are copied.
     fn chunk(&self, ring: &Ring, (at, blocks): (u64, u64), pos: u64) -> std::result::Result<Chunk, Corrupt> {
