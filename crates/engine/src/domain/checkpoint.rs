@@ -103,10 +103,9 @@ impl Domain {
     /// The part of [`Self::give_up_groups`] behind the closing of the groups; under the lock of the checkpoint.
     fn let_go_of(&self, leaving: &[u32], given: impl FnOnce(&[u32]) -> Result<()>) -> Result<()> {
         let let_go = || -> Result<()> {
-            // The newest transaction is kept for its list of orphans, and may be the one that freed what was there.
-            if self.orphans_listed.load(Ordering::Acquire) || !self.orphans.is_empty() {
-                self.list_orphans()?;
-            }
+            // The newest transaction is kept for its list of orphans, and may be the one that freed what was there. Also where
+            // there are none right now: a file may lose its name before the checkpoint has ended.
+            self.list_orphans()?;
             // with the bug the transaction that freed what was there has not been committed
             planted::too_early(Bug::GivenEarly, || self.commit())?;
             self.checkpoint_locked(leaving)

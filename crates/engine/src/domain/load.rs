@@ -49,7 +49,8 @@ impl Domain {
         }
         // What was freed may still look right. (A commit frees the old block before it sets the entry, and keeps the cell
         // in memory until both are done.)
-        if !self.space.is_valid(entry.addr)? {
+        // (Nor is it the domain's any more where its group has left since.)
+        if !matches!(self.space.is_valid(entry.addr), Ok(true)) {
             return match self.cells.get(ino) {
                 Some(c) => Ok(Some(c)),
                 None if self.nodes.get(ino.node())? != entry => self.find(ino),

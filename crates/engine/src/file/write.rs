@@ -214,9 +214,7 @@ impl MountedVolume {
         let stays_inline =
             f.inline.is_some() && end <= inline_max as u64 && f.inline.as_ref().is_some_and(|b| b.len() <= inline_max);
         // a tree's leaves are records of their own: as many more may become dirty
-        if f.map.extent_count() > 32 {
-            op.credit(c.domain, 2);
-        }
+        let leaves = if f.map.extent_count() > 32 { 2 } else { 0 };
         let reserved = if stays_inline {
             self.reserve_inline(&mut op, c, end.saturating_sub(st.size), reserve)
         } else {
@@ -225,6 +223,8 @@ impl MountedVolume {
         if !reserved {
             return Ok(None);
         }
+        // only now: what a transaction without changes has been given stays reserved until there are some
+        op.credit(c.domain, leaves);
         // else an inline file's bytes change, which are its record's
         let blocks = matches!(&st.body, Body::File(f) if f.inline.is_none());
         if blocks && end <= st.size {

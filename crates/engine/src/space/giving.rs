@@ -135,17 +135,26 @@ impl Space {
     /// [`Self::begin_emptying`] without a look at what is there.
     pub(crate) fn keep_out(&self, number: u32) -> Option<Emptying> {
         let group = self.groups.read().get(&number).cloned()?;
-        let unused = group.stop()?;
-        self.pool.lock().remove_group(&group);
+        // Its blocks are taken from the account before nobody finds them any more: who has reserved some elsewhere finds those.
+        let expected = i64::from(group.free());
         // what of it is withheld is nothing that ordinary reservations could have had
-        let floor = self.hidden() as i64 - self.withheld_less(u64::from(group.total())).min(unused);
-        if !self.account.take(unused, floor) {
-            let now = group.go_on();
-            self.pool.lock().add_group(&group);
-            // what became unused meanwhile
-            self.account.add(now - unused);
+        let floor = self.hidden() as i64 - self.withheld_less(u64::from(group.total())).min(expected);
+        if !self.account.take(expected, floor) {
             return None;
         }
+        let Some(unused) = group.stop() else {
+            self.account.add(expected);
+            return None;
+        };
+        self.pool.lock().remove_group(&group);
+        if unused > expected && !self.account.take(unused - expected, floor) {
+            // what became unused in between is reserved by now
+            let now = group.go_on();
+            self.pool.lock().add_group(&group);
+            self.account.add(now - (unused - expected));
+            return None;
+        }
+        self.account.add((expected - unused).max(0));
         Some(Emptying { group, blocks: Vec::new() })
     }
 

@@ -263,6 +263,56 @@ fn threads_share_a_full_domain() {
     assert_eq!((space.stats().free, space.stats().reserved), (USABLE, 0));
 }
 
+/// Who has reserved a block finds one, also while others look whether the group in which it is can be emptied, and find that it
+/// cannot.
+#[test]
+fn a_group_that_cannot_be_emptied_keeps_its_blocks_for_who_reserved_them() {
+    let (_, store, journal) = fixture();
+    let space = Space::open(store, D, 4, &[0, 2], journal, None).unwrap();
+    // all that is left lies in the last group
+    let in_first = u64::from(space.groups.read()[&0].free());
+    let (mut left, mut other) = (in_first, Vec::new());
+    space.reserve(in_first, true).unwrap();
+    while left > 0 {
+        let run = space.alloc(0, DATA, left as u32, None).unwrap();
+        if space.store.geometry().group_of(run.addr) == 0 {
+            left -= u64::from(run.len);
+        } else {
+            space.reserve(u64::from(run.len), true).unwrap();
+            other.push(run);
+        }
+    }
+    other.into_iter().for_each(|run| space.unalloc(run));
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !done.load(Relaxed) {
+                    assert!(space.keep_out(2).is_none());
+                }
+            });
+        }
+        let takers: Vec<_> = (0..4)
+            .map(|t| {
+                let space = &space;
+                scope.spawn(move || {
+                    for n in 0..5000 {
+                        space.reserve(1, true).unwrap();
+                        match space.alloc(t, DATA, 1, None) {
+                            Ok(run) => space.unalloc(run),
+                            Err(e) => return Err(format!("block {n} of thread {t}: {e}")),
+                        }
+                    }
+                    Ok(())
+                })
+            })
+            .collect();
+        let took: Result<Vec<()>, String> = takers.into_iter().map(|t| t.join().unwrap()).collect();
+        done.store(true, Relaxed);
+        took.unwrap();
+    });
+}
+
 #[test]
 fn checkpoints_beside_commits() {
     let (device, store, journal) = fixture();
