@@ -130,6 +130,11 @@ impl DirtyGrants {
         true
     }
 
+    /// Blocks that the kernel may hold, or be about to hold, of what was granted.
+    pub fn granted(&self) -> u64 {
+        self.0.lock().granted
+    }
+
     /// Begins to have the kernel write back all that was granted by now. One at a time.
     pub fn write_back(&self) -> WritingBack {
         self.write_back_seeing(requester::thread_is_doing)

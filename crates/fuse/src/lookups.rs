@@ -165,7 +165,16 @@ impl BraidFs {
         }
         let handled = self.handle(req, out, cx);
         // Not whether FORGETs are due now: the last one may have been served since this request looked for room.
-        if !matches!(handled, Err(Errno::NOSPC | Errno::DQUOT)) || !self.vol.removed_lately(LATELY) {
+        let removed = matches!(handled, Err(Errno::NOSPC | Errno::DQUOT)) && self.vol.removed_lately(LATELY);
+        if handled == Err(Errno::NOSPC) && !removed && self.has_tight() {
+            if writes_from_the_cache(req) {
+                out.clear();
+                return self.without_kept_room(|| self.handle(req, out, cx));
+            }
+            self.put_off(req, cx, |_, _| {});
+            return Ok(Outcome::Deferred);
+        }
+        if !removed {
             return handled;
         }
         if handled == Err(Errno::DQUOT) {
@@ -202,7 +211,11 @@ impl BraidFs {
             let req = req.get();
             wait(fs, later.channel());
             let mut out = Answer::new(MAX_IO_BYTES as usize);
-            let handled = fs.handle(&req, &mut out, &later.context());
+            let mut handled = fs.handle(&req, &mut out, &later.context());
+            if handled == Err(Errno::NOSPC) && fs.has_tight() {
+                out.clear();
+                handled = fs.with_lent_room(later.channel(), || fs.handle(&req, &mut out, &later.context()));
+            }
             fs.answer_later(&req, handled, later, &mut out);
         });
         // A job that cannot be handed over is dropped, and answers EIO.
@@ -291,17 +304,18 @@ impl BraidFs {
     }
 
     /// On the helper thread: [`braidfs::Volume::find_room`], where need be with what removals give back that are about to be
-    /// completed.
+    /// completed, and with what other domains keep for the kernel.
     ///
     /// # Errors
     /// As there.
-    pub(crate) fn find_room(&self, ino: InodeNo, want: u64) -> braidfs::Result<u64> {
-        let room = self.vol.find_room(ino, want)?;
-        if room >= want || !self.vol.removed_lately(LATELY) {
-            return Ok(room);
+    pub(crate) fn find_room(&self, ino: InodeNo, want: u64, channel: &Channel) -> braidfs::Result<u64> {
+        let found = |room: u64| room >= want && self.vol.sure_room(ino) >= want;
+        let mut room = self.vol.find_room(ino, want)?;
+        if !found(room) && self.vol.removed_lately(LATELY) {
+            self.await_forgets();
+            room = self.vol.find_room(ino, want)?;
         }
-        self.await_forgets();
-        self.vol.find_room(ino, want)
+        if found(room) { Ok(room) } else { self.with_lent_room(channel, || self.vol.find_room(ino, want)) }
     }
 
     /// Waits for all removals that are about to be completed.

@@ -26,6 +26,13 @@
 //! others take, while the volume sees no write to a file of it, so all domains are looked at now and then. As long as no domain
 //! is tight or limited, a thread looks after each 64 KiB only.
 //!
+//! **What other domains may take.** Room that counts here is what no other domain can take away
+//! ([`braidfs::Volume::sure_room`]): groups of nobody count beyond one for each other domain, and a `write` for which that is too
+//! little has the domain take a group first. Of a domain's own groups the volume gives none away that leave less than what the
+//! kernel may hold ([`braidfs::Volume::keep_room`]). Where another domain lacks room for that, the kernel writes back what was
+//! granted, in all tight domains, and then they give what they have, while no `write` in them is told to go on
+//! ([`BraidFs::with_lent_room`]).
+//!
 //! **Limits.** The room of a domain with a limit of its own (a tenant's) says nothing of its neighbours', and the kernel has one
 //! bound for the whole mount. So such domains are left out when that is set, and a tight one does not restrict it: what
 //! the kernel may hold of each is the whole bound, and it is tight with less room than twice that.
@@ -108,6 +115,8 @@ pub(crate) struct Tight {
     bound: AtomicU64,
     /// The helper thread is about to set it anew.
     raising: AtomicBool,
+    /// Tight domains keep nothing for the kernel: who asks before a `write` waits for the helper thread.
+    lent: AtomicBool,
 }
 
 /// A `write` that does not fit beside what was granted, see [`BraidFs::make_fit`].
@@ -168,6 +177,7 @@ impl Tight {
             begin: Instant::now(),
             bound: AtomicU64::new(LEAST_BYTES),
             raising: AtomicBool::new(false),
+            lent: AtomicBool::new(false),
         }
     }
 }
@@ -226,6 +236,11 @@ impl BraidFs {
             && self.domain_index(ino).is_some_and(|d| self.tight.domains[d].tight.load(Ordering::Relaxed))
     }
 
+    /// Whether some domain is tight, or was.
+    pub(crate) fn has_tight(&self) -> bool {
+        self.profile.cache == Cache::Back && self.tight.ever.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn domain_index(&self, ino: InodeNo) -> Option<usize> {
         let d = usize::from(self.vol.domain_of(ino).ok()?.0);
         (d < self.tight.domains.len()).then_some(d)
@@ -250,7 +265,7 @@ impl BraidFs {
     /// Room of the domain that has least, of those without limits; `None`: all have one.
     fn least_room(&self) -> Option<u64> {
         let shared = (0..self.domain_count()).filter(|d| !self.is_limited(*d));
-        shared.map(|d| self.vol.domain_room(DomainId(d as u16))).min()
+        shared.map(|d| self.vol.sure_domain_room(DomainId(d as u16))).min()
     }
 
     /// Sets the kernel's bound by the room that there is; before, it counts as set, and domains with limits that have too
@@ -266,7 +281,7 @@ impl BraidFs {
         });
         for d in (0..self.domain_count()).filter(|d| self.is_limited(*d)) {
             let domain = &self.tight.domains[d];
-            let little = self.vol.domain_room(DomainId(d as u16)) < TIGHT * domain.held.load(Ordering::SeqCst);
+            let little = self.vol.sure_domain_room(DomainId(d as u16)) < TIGHT * domain.held.load(Ordering::SeqCst);
             if little && self.tight.becomes_tight(d) {
                 match channel {
                     Some(channel) => self.write_back_first(d, channel),
@@ -277,6 +292,62 @@ impl BraidFs {
         }
         let bytes = limit.allow(least * 4096);
         self.tight.domains.iter().for_each(|d| d.held.store(bytes / 4096, Ordering::SeqCst));
+        self.keep_rooms();
+    }
+
+    /// Tells the volume what each domain must have for what the kernel may hold.
+    pub(crate) fn keep_rooms(&self) {
+        (0..self.domain_count()).for_each(|d| self.keep_room(d));
+    }
+
+    fn keep_room(&self, d: usize) {
+        if self.profile.cache == Cache::Back && !self.tight.lent.load(Ordering::SeqCst) {
+            let held = self.tight.domains[d].held.load(Ordering::SeqCst);
+            let least = if self.all_is_granted(d) { held.min(self.dirty_grants.granted()) } else { held };
+            self.vol.keep_room(DomainId(d as u16), least);
+        }
+    }
+
+    /// Whether the kernel holds nothing of a domain but what was granted.
+    fn all_is_granted(&self, d: usize) -> bool {
+        let domain = &self.tight.domains[d];
+        !self.negotiated.opens() && domain.tight.load(Ordering::SeqCst) && !domain.unknown.load(Ordering::SeqCst)
+    }
+
+    /// Does something for which a domain lacks room that others may have, while the tight ones keep nothing for the kernel but what
+    /// it cannot write back now. By the helper thread only.
+    pub(crate) fn with_lent_room<R>(&self, channel: &Channel, work: impl FnOnce() -> R) -> R {
+        if self.profile.cache != Cache::Back || !self.tight.ever.load(Ordering::SeqCst) {
+            return work();
+        }
+        self.tight.lent.store(true, Ordering::SeqCst);
+        let tight = |d: &usize| {
+            let domain = &self.tight.domains[*d];
+            domain.tight.load(Ordering::SeqCst) && !domain.unknown.load(Ordering::SeqCst)
+        };
+        let all: Vec<usize> = (0..self.domain_count()).filter(tight).collect();
+        let left = if self.negotiated.opens() {
+            all.iter().for_each(|d| self.write_back(*d, channel));
+            None
+        } else {
+            Some(self.write_back_granted(channel).blocks)
+        };
+        for d in all {
+            let held = self.tight.domains[d].held.load(Ordering::SeqCst);
+            self.vol.keep_room(DomainId(d as u16), held.min(left.unwrap_or_else(|| self.last_blocks_of(Some(d)))));
+        }
+        let done = work();
+        self.tight.lent.store(false, Ordering::SeqCst);
+        self.keep_rooms();
+        done
+    }
+
+    /// Does something for pages of the kernel's cache, which are lost else, while no domain keeps anything for it.
+    pub(crate) fn without_kept_room<R>(&self, work: impl FnOnce() -> R) -> R {
+        (0..self.domain_count()).for_each(|d| self.vol.keep_room(DomainId(d as u16), 0));
+        let done = work();
+        self.keep_rooms();
+        done
     }
 
     /// The kernel may hold pages of a tenant's mount, too: counted before there are any. Not on the helper thread.
@@ -307,6 +378,7 @@ impl BraidFs {
             if (0..fs.domain_count()).any(tight) {
                 let held = fs.dirty.as_ref().map_or(LEAST_BYTES, DirtyLimit::restrict) / 4096;
                 fs.tight.domains.iter().for_each(|d| d.held.store(held, Ordering::SeqCst));
+                fs.keep_rooms();
             } else if let Some(channel) = fs.connections.main() {
                 fs.allow_by_room(Some(&channel));
             }
@@ -337,12 +409,13 @@ impl BraidFs {
         // of one that is added later nobody will have asked
         self.tight.domains.iter().for_each(|d| d.unknown.store(true, Ordering::SeqCst));
         for (d, domain) in self.tight.domains.iter().enumerate().take(self.domain_count()) {
-            let room = self.vol.domain_room(DomainId(d as u16));
+            let room = self.vol.sure_domain_room(DomainId(d as u16));
             let tight = room < TIGHT * domain.held.load(Ordering::Relaxed);
             domain.unknown.store(!tight, Ordering::SeqCst);
             self.tight.ever.fetch_or(tight, Ordering::SeqCst);
             domain.tight.store(tight, Ordering::SeqCst);
         }
+        self.keep_rooms();
     }
 
     /// Looks how much room the file has; to be called where room is taken, with how many bytes of it. The first to see a tight
@@ -357,7 +430,7 @@ impl BraidFs {
 
     fn look_at_room(&self, ino: InodeNo, channel: &Arc<Channel>) {
         if let Some(d) = self.domain_index(ino) {
-            self.watch_domain(d, self.vol.write_room(ino), channel);
+            self.watch_domain(d, self.vol.sure_room(ino), channel);
         }
         let (now, due) = (self.tight.begin.elapsed(), self.tight.look.load(Ordering::Relaxed));
         let until = |d: Duration| u64::try_from(d.as_micros()).unwrap_or(u64::MAX);
@@ -367,7 +440,7 @@ impl BraidFs {
         {
             let (mut least, mut limited) = (None, false);
             for d in 0..self.domain_count() {
-                let room = self.vol.domain_room(DomainId(d as u16));
+                let room = self.vol.sure_domain_room(DomainId(d as u16));
                 if self.is_limited(d) {
                     limited = true;
                 } else {
@@ -398,8 +471,9 @@ impl BraidFs {
         }
         if domain.tight.load(Ordering::Relaxed) {
             if room >= ROOMY * held {
-                domain.tight.store(false, Ordering::SeqCst);
                 domain.unknown.store(true, Ordering::SeqCst);
+                domain.tight.store(false, Ordering::SeqCst);
+                self.keep_room(d);
             }
         } else if room < TIGHT * held && self.tight.becomes_tight(d) {
             if !self.negotiated.opens() {
@@ -452,7 +526,7 @@ impl BraidFs {
         }
         let Some(d) = self.domain_index(ino) else { return Outcome::Reply };
         let becoming = &self.tight.domains[d].becoming;
-        if !becoming.now.load(Ordering::SeqCst) || self.vol.write_room(ino) >= self.kernel_holds(ino) {
+        if !becoming.now.load(Ordering::SeqCst) || self.vol.sure_room(ino) >= self.kernel_holds(ino) {
             return Outcome::Reply;
         }
         let mut held_back = becoming.held_back.lock();
@@ -508,7 +582,7 @@ impl BraidFs {
         }
         let id = req.node();
         let (ino, attr) = (id.ino(), self.attr(id)?);
-        if self.vol.write_room(ino) >= self.kernel_holds(ino) {
+        if self.vol.sure_room(ino) >= self.kernel_holds(ino) && !self.tight.lent.load(Ordering::SeqCst) {
             self.handles.promise(ino);
             out.put(&attr_out(&attr, 0));
             return Ok(Outcome::Reply);
@@ -522,7 +596,7 @@ impl BraidFs {
                 fs.write_back(d, later.channel());
             }
             let want = fs.last_blocks(ino);
-            match fs.find_room(ino, want) {
+            match fs.find_room(ino, want, later.channel()) {
                 Ok(room) if room >= want => {}
                 Ok(_) => return later.done(Err(Errno::NOSPC)),
                 Err(e) => return later.done(Err(errno(e))),
@@ -539,7 +613,7 @@ impl BraidFs {
     fn getattr_of_anybody(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let (id, thread) = (req.node(), req.head.pid);
         let (ino, attr) = (id.ino(), self.attr(id)?);
-        let plenty = self.vol.write_room(ino) >= self.kernel_holds(ino);
+        let plenty = self.vol.sure_room(ino) >= self.kernel_holds(ino);
         let doing = if plenty { Doing::Unknown } else { requester::doing(req) };
         let need = match doing {
             Doing::Other => None,
@@ -547,10 +621,11 @@ impl BraidFs {
             Doing::Writing(Some(bytes)) => Some(bytes.div_ceil(4096).saturating_add(SLACK_BLOCKS)),
             Doing::Writing(None) | Doing::Unknown => Some(LAST_BLOCKS),
         };
-        // with plenty it need not fit beside what is granted: the kernel holds no more than that
-        let room = || if plenty { u64::MAX } else { self.vol.write_room(ino) };
-        let goes_on = need
-            .is_none_or(|need| (plenty || !self.is_unknown(ino)) && self.dirty_grants.grant(id, thread, need, room));
+        let goes_on = need.is_none_or(|need| {
+            (plenty || !self.is_unknown(ino))
+                && !self.tight.lent.load(Ordering::SeqCst)
+                && self.grant((id, thread), need, plenty)
+        });
         if goes_on {
             out.put(&attr_out(&attr, 0));
             return Ok(Outcome::Reply);
@@ -561,6 +636,25 @@ impl BraidFs {
         // A job that cannot be handed over is dropped, and answers EIO.
         let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.make_fit(fit)));
         Ok(Outcome::Deferred)
+    }
+
+    /// Grants a thread a `write`, where it fits beside what is granted; `plenty`: it need not, the kernel holds no more than there is.
+    /// Room that is granted is none that other domains take.
+    fn grant(&self, (id, thread): (WireId, u32), need: u64, plenty: bool) -> bool {
+        let domain = self.domain_index(id.ino());
+        let room = || {
+            if let Some(d) = domain {
+                // all at first: what is granted here counts only afterwards
+                let held = self.tight.domains[d].held.load(Ordering::SeqCst);
+                self.vol.keep_room(DomainId(d as u16), held);
+            }
+            if plenty { u64::MAX } else { self.vol.sure_room(id.ino()) }
+        };
+        let granted = self.dirty_grants.grant(id, thread, need, room);
+        if let Some(d) = domain {
+            self.keep_room(d);
+        }
+        granted
     }
 
     /// Grants a `write` when the kernel has written back what was granted before. By the helper thread only, which goes on
@@ -575,7 +669,7 @@ impl BraidFs {
             }
         }
         let left = self.write_back_granted(fit.later.channel());
-        let fits = || self.dirty_grants.grant(fit.id, fit.thread, fit.need, || self.vol.write_room(ino));
+        let fits = || self.grant((fit.id, fit.thread), fit.need, false);
         if fits() {
             return self.tell_attr(ino, fit.later);
         }
@@ -586,7 +680,7 @@ impl BraidFs {
             let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.make_fit(fit)));
             return;
         }
-        match self.find_room(ino, fit.need.saturating_add(left.blocks)) {
+        match self.find_room(ino, fit.need.saturating_add(left.blocks), fit.later.channel()) {
             Ok(_) if fits() => self.tell_attr(ino, fit.later),
             Ok(_) => fit.later.done(Err(Errno::NOSPC)),
             Err(e) => fit.later.done(Err(errno(e))),
@@ -632,7 +726,10 @@ impl BraidFs {
 
     /// With less room than this, writers through the cache are refused: on a mount with OPEN.
     fn last_blocks(&self, ino: InodeNo) -> u64 {
-        let domain = self.domain_index(ino);
+        self.last_blocks_of(self.domain_index(ino))
+    }
+
+    fn last_blocks_of(&self, domain: Option<usize>) -> u64 {
         let writers = self.handles.cached_writers(|other| self.domain_index(other) == domain);
         LAST_BLOCKS.max(writers * WRITE_BLOCKS + WRITE_BLOCKS / 2)
     }
@@ -649,6 +746,7 @@ impl BraidFs {
         if let Some(bound) = bound {
             self.tight.domains[domain].held.store(bound / 4096, Ordering::SeqCst);
         }
+        self.keep_rooms();
     }
 
     /// What the kernel may hold of a tight domain from now on, bytes: the least, but for a domain with a limit of its own,
@@ -674,7 +772,7 @@ impl BraidFs {
         self.tight.plain.store(false, Ordering::Relaxed);
         if self.profile.cache == Cache::Back && d < self.domain_count() && self.is_limited(d) {
             let place = &self.tight.domains[d];
-            let room = self.vol.domain_room(domain);
+            let room = self.vol.sure_domain_room(domain);
             let tight = room < TIGHT * place.held.load(Ordering::SeqCst);
             if tight && self.tight.becomes_tight(d) && !self.negotiated.opens() {
                 self.begin_tight(d, channel);
@@ -684,6 +782,7 @@ impl BraidFs {
             if !place.tight.load(Ordering::SeqCst) {
                 // with room nobody is asked: what the kernel holds from now on is unknown again
                 place.unknown.store(true, Ordering::SeqCst);
+                self.keep_room(d);
             }
         }
         self.vol.promises_are_kept(domain, changes);
@@ -696,6 +795,7 @@ impl BraidFs {
         if let Some(limit) = limit {
             let bytes = if self.is_limited(domain) { limit.now() } else { limit.restrict() };
             place.held.store(bytes / 4096, Ordering::SeqCst);
+            self.keep_room(domain);
         }
     }
 
@@ -712,7 +812,9 @@ impl BraidFs {
     fn write_back_granted(&self, channel: &Channel) -> Left {
         let writing = self.dirty_grants.write_back();
         writing.files.iter().for_each(|id| self.drop_pages(*id, None, channel));
-        self.dirty_grants.written_back(writing)
+        let left = self.dirty_grants.written_back(writing);
+        self.keep_rooms();
+        left
     }
 }
 

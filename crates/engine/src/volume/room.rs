@@ -177,8 +177,9 @@ impl MountedVolume {
     /// the metadata in them has been written elsewhere; and the blocks of all. None of those among `not`.
     fn spare(&self, d: &Domain, not: &[Range<u32>]) -> (Vec<u32>, Vec<u32>, u64) {
         let mut blocks = 0;
+        let kept = d.accepted_above.load(Ordering::SeqCst);
         let mut fits = |n: u64, room: u64| {
-            let can = d.space.can_spare(blocks + n + room);
+            let can = d.space.can_spare(blocks + n + room + kept);
             blocks += if can { n } else { 0 };
             can
         };
@@ -303,6 +304,13 @@ impl MountedVolume {
         self.room_as(d, enough, |more| d.space.available_with(more))
     }
 
+    /// What of [`Self::room`] no other domain can take: its own blocks, and groups of nobody's beyond one for each other domain.
+    fn sure_room(&self, d: &Domain) -> u64 {
+        let others = self.domains.iter().filter(|o| o.id != d.id && o.failed().is_none()).count() as u64;
+        let theirs = others * u64::from(self.store.geometry().group_blocks());
+        d.space.available_with(self.shared.unclaimed_on(d.devices()).saturating_sub(theirs))
+    }
+
     /// [`Self::room`] to the last block that writes to one file can have, where nobody else takes any. Inside no gate.
     pub(super) fn room_of_one(&self, d: &Domain) -> u64 {
         // the commit that makes room in the end writes its inode's record, and frees the block in which it was
@@ -396,6 +404,27 @@ impl Volume {
         i.domains.get(usize::from(domain.0)).map_or(0, |d| i.room(d, PLENTY))
     }
 
+    /// What of [`Self::write_room`] is sure, whatever other domains take: a group is given to one domain only. For a front end
+    /// that accepts writes before the volume sees them. 0 where no domain has such a number.
+    pub fn sure_room(&self, ino: InodeNo) -> u64 {
+        let i = self.mounted();
+        i.domain_of(ino).map_or(0, |d| i.sure_room(d))
+    }
+
+    /// [`Self::sure_room`] of the files of a domain; 0 where there is no such domain.
+    pub fn sure_domain_room(&self, domain: DomainId) -> u64 {
+        let i = self.mounted();
+        i.domains.get(usize::from(domain.0)).map_or(0, |d| i.sure_room(d))
+    }
+
+    /// A front end has accepted writes for files of a domain that the volume has not seen, of so many blocks at most: no other
+    /// domain is given those of its groups that leave it less. 0 at first.
+    pub fn keep_room(&self, domain: DomainId, blocks: u64) {
+        if let Some(d) = self.mounted().domains.get(usize::from(domain.0)) {
+            d.accepted_above.store(blocks, Ordering::SeqCst);
+        }
+    }
+
     /// How many domains there are; the next one to be added has this number.
     pub fn domain_count(&self) -> usize {
         self.mounted().domains.len()
@@ -426,7 +455,8 @@ impl Volume {
 
     /// [`Self::write_room`], where that is below `want` after a commit: operations reserve more for metadata than they need,
     /// and what was freed by others counts when it is durable; other domains empty groups that are in use. For whoever is about
-    /// to say that there is no space.
+    /// to say that there is no space. Below a front end's cache ([`MountOptions::cached_above`]) the domain takes the groups at
+    /// once: what is told is [sure](Self::sure_room).
     ///
     /// # Errors
     /// [`Error::NotFound`] where no domain has such a number; of a commit.
@@ -444,7 +474,9 @@ impl Volume {
         if i.room(d, want) < want {
             i.wait_for_emptying();
         }
-        i.room_by_relocation(d, want)
+        let room = i.room_by_relocation(d, want)?;
+        while i.shared.options.cached_above && i.sure_room(d) < want && i.claim_group(d)? {}
+        Ok(room)
     }
 }
 
