@@ -12,6 +12,8 @@ seconds=${STRESS_SECONDS:-5}
 elsewhere=" binderfs procfs ramfs rawdev sysfs loop "
 # Of other classes, but they use files of that directory.
 more="close exec fault mmap msync sendfile"
+# FUSE hands nothing of this on (docs/mounted.md).
+lacking=" fiemap "
 logs=$RESULTS/stress-ng
 rm -rf "$logs"
 mkdir -p "$logs"
@@ -57,15 +59,15 @@ for name in "$@"; do
         continue
     fi
     there=$(run "$name" ext4)
-    if [ "$there" = "$here" ]; then
+    if [ "$there" = "$here" ] || { [ "$here" = 3 ] && [[ $lacking == *" $name "* ]]; }; then
         alike+=("$name($here)")
     else
         worse+=("$name($here, ext4 $there)")
-        say "$name: exit code $here, on ext4 $there" "$(grep -v ': info: ' "$logs/$name.braidfs" | head -n 5)"
+        say "$name: exit code $here, on ext4 $there" "$(grep -v -e ' dispatching ' -e ' setting to ' "$logs/$name.braidfs" | head -n 5)"
     fi
 done
 [ -z "$daemon" ] || say "memory of the daemon at most: $(awk '/^VmHWM/ { print int($2 / 1024) }' "/proc/$daemon/status") MiB"
 unmount braidfs
 check_braidfs braidfs.img || die "fsck finds something after stress-ng"
-say "$fine pass; as on ext4: ${alike[*]:-none}; worse than on ext4: ${worse[*]:-none}"
+say "$fine pass; as on ext4, or known: ${alike[*]:-none}; worse than on ext4: ${worse[*]:-none}"
 [ ${#worse[@]} = 0 ]
