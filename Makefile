@@ -8,7 +8,7 @@ LIBDIR ?= /lib
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 # The program that is installed and packed.
 BUILT ?= $(TARGET)/release/braidfs
-PEERS := pjdfstest fsx postgres rocksdb sqlite dbench big
+PEERS := pjdfstest fsx stress-ng postgres rocksdb sqlite dbench big
 # What mkfs(8), mount(8), umount(8) and fsck(8) look for. The last ones by the type that the kernel shows, at a remount
 # and at an unmount.
 HELPERS := mkfs.braidfs mount.braidfs umount.braidfs fsck.braidfs \

@@ -6,7 +6,7 @@
 #   unmount MNT, kill_daemon MNT, check_braidfs IMG (fsck -f -n must end with 0)
 #   need COMMAND PACKAGE, cargo_tool CRATE       $TOOLS/bin/CRATE of the newest version
 # BRAIDFS_SUT=ext4 puts an ext4 in the place of braidfs (to test the scripts), BRAIDFS_BIN names another binary,
-# BRAIDFS_TMP another place for $WORK.
+# BRAIDFS_TMP another place for $WORK, BRAIDFS_OPTIONS the options of the mounts.
 # shellcheck shell=bash
 set -euo pipefail
 
@@ -113,6 +113,8 @@ with_kernels() { # IMG SIZE MNT MKFS [OPTION...]
     losetup -d "$device" # detaches with the unmount
 }
 
+mount_braidfs() { "$BRAIDFS" mount ${BRAIDFS_OPTIONS:+-o "$BRAIDFS_OPTIONS"} "$WORK/$1" "$WORK/$2"; } # IMG MNT
+
 with_braidfs() { # IMG SIZE MNT [MKFS-OPTION...]
     local img=$1 size=$2 mnt=$3
     shift 3
@@ -124,14 +126,14 @@ with_braidfs() { # IMG SIZE MNT [MKFS-OPTION...]
     "$BRAIDFS" mkfs --quiet --size "$size" "$@" "$WORK/$img"
     mkdir -p "$WORK/$mnt"
     MOUNTS+=("$mnt")
-    "$BRAIDFS" mount "$WORK/$img" "$WORK/$mnt"
+    mount_braidfs "$img" "$mnt"
 }
 
 remount_braidfs() { # IMG MNT
     if [ "$SUT" = ext4 ]; then
         is_mounted "$2" || mount -o loop "$WORK/$1" "$WORK/$2"
     else
-        "$BRAIDFS" mount "$WORK/$1" "$WORK/$2"
+        mount_braidfs "$1" "$2"
     fi
 }
 

@@ -157,3 +157,27 @@ def others_take_the_room(volume, _top):
         for n, size in enumerate(taken):
             data = (own.mnt / f"d{n}" / "f").read_bytes()
             must(data == b"".join(pattern(i) for i in range(-(-size // PIECE)))[:size], f"what was written to file {n} is lost")
+
+
+@check(seconds=120)
+def allocated_blocks_are_written_on_a_full_volume(volume, _top):
+    """Who has blocks by `fallocate` writes to them when nothing else is left, and overwrites them, and it is there."""
+    for options in ((), ("fileflags",), ("cache=through",)):
+        with with_little_room(volume, *options) as own:
+            fd = os.open(own.mnt / "allocated", os.O_RDWR | os.O_CREAT)
+            os.posix_fallocate(fd, 0, 4 * MIB)
+            filler = os.open(own.mnt / "filler", os.O_WRONLY | os.O_CREAT)
+            for piece in (MIB, PIECE, 4096):
+                with contextlib.suppress(OSError):
+                    while True:
+                        os.write(filler, b"f" * piece)
+            os.close(filler)
+            for n in (1, 2, 3):
+                for at in range(0, 4 * MIB, MIB):
+                    same(os.pwrite(fd, bytes([n]) * MIB, at), MIB, f"bytes written at {at}, {options}, time {n}")
+                # what was written before is overwritten where it lies, also what was synced
+                if n != 1:
+                    os.fsync(fd)
+            os.close(fd)
+            own.cold()
+            must((own.mnt / "allocated").read_bytes() == b"\3" * 4 * MIB, f"what was written is not there, {options}")

@@ -139,3 +139,19 @@ def info_of_a_mounted_volume(volume, _top):
         used = report["space"]["inodes"] - report["space"]["inodes_free"]
         must(used > 100, f"{used} inodes")
         same(v.fsck("-f", "-n")[0], 0, "exit code of fsck")
+
+
+@check
+def right_after_an_unmount(volume, _top):
+    """The kernel keeps the claim on a device for a moment after an unmount: who mounts just then waits for it, but not for
+    ever."""
+    daemon_only(volume)
+    root_only()
+    with small_volume(volume) as v, loop_device(v.image) as device:
+        for seconds, code in (4, 32), (0.3, 0):
+            claim = os.open(device, os.O_RDONLY | os.O_EXCL)
+            ends = threading.Timer(seconds, os.close, [claim])
+            ends.start()
+            same(run(v.binary, "mount", device, v.mnt, ok=None)[0], code, f"a claim of {seconds} s: exit code")
+            ends.join()
+        v.umount()

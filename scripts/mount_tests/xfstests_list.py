@@ -46,6 +46,9 @@ def xfstests_verdicts(_volume, _top):
     same(read(text).judge("generic/003", "fail", "")[0], known.KNOWN, "verdict without the capability")
     same(read(text, {"CAP_SYS_RESOURCE"}).judge("generic/003", "fail", "")[0], known.FAIL, "verdict with it")
     must(listed.skips("generic/912") and not listed.skips("generic/001"), "which tests are not started")
+    text = "generic/07? | with -o fileflags,noatime | flags\n"
+    same(read(text).options("generic/079"), "fileflags,noatime", "options of a test that has some")
+    same(read(text).options("generic/080"), "", "options of another")
     for verdict in (known.FAIL, known.PASSES_NOW, known.UNKNOWN_NOTRUN):
         must(verdict in known.RED, f"{verdict} is not red")
     for verdict in (known.PASS, known.KNOWN, known.NOTRUN, known.SKIPPED):

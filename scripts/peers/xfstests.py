@@ -64,7 +64,7 @@ class Runner:
         if not self.usable:
             self.testbed.make_test_volume()
         self.testbed.clear_results()
-        code, output, seconds = self.testbed.check(test, self.args.seconds)
+        code, output, seconds = self.testbed.check(test, self.args.seconds, self.lists.options(test))
         reason = self.testbed.result(test, "notrun")
         if code is None:
             outcome, text = "fail", f"no end after {self.args.seconds} s\n{output}"

@@ -5,6 +5,7 @@ The list has lines `TEST | WHAT | REASON`; TEST may be a pattern as in a shell. 
     fails without C the same on a machine whose root does not have the capability C (as in a container), else no line
     notrun: TEXT    the suite does not run the test and says TEXT (a pattern); REASON says what is missing, and where
     skip            the test is not started
+    with -o OPTIONS the test's volumes are mounted with these options; REASON says what it needs them for
 Lines that begin with # and empty ones do not count.
 """
 
@@ -66,9 +67,10 @@ class Known:
             fields = [field.strip() for field in raw.split("|")]
             if len(fields) != 3 or not all(fields):
                 raise ValueError(f"{path}:{number}: not of the form TEST | WHAT | REASON")
-            form = re.fullmatch(r"(fails|skip|fails without (\w+)|notrun: (.+))", fields[1])
+            form = re.fullmatch(r"(fails|skip|fails without (\w+)|(?:notrun:|with -o) (.+))", fields[1])
             if not form or form[2] and form[2] not in CAPABILITIES:
-                raise ValueError(f"{path}:{number}: `{fields[1]}`: none of fails, fails without C, notrun: TEXT, skip")
+                forms = "fails, fails without C, notrun: TEXT, skip, with -o OPTIONS"
+                raise ValueError(f"{path}:{number}: `{fields[1]}`: none of {forms}")
             if form[2] not in has:
                 lines.append(Line(fields[0], form[1].split()[0].rstrip(":"), form[3] or "", fields[2], number))
         return cls(lines)
@@ -84,6 +86,11 @@ class Known:
     def skips(self, test):
         """The line that says not to start it, or None."""
         return self._find(test, "skip")
+
+    def options(self, test):
+        """The options to mount its volumes with, or ""."""
+        line = self._find(test, "with")
+        return line.text if line else ""
 
     def judge(self, test, outcome, text):
         """(verdict, reason) of a test that ended with `outcome` ("pass", "fail", "notrun") and the suite's `text`."""

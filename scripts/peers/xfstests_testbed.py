@@ -238,11 +238,13 @@ exit $?
         except OSError:
             return ""
 
-    def check(self, test, seconds):
-        """Runs one test; returns (exit code, None where it did not end, and what it printed, seconds)."""
+    def check(self, test, seconds, options=""):
+        """Runs one test, its volumes mounted with `options`; returns (exit code, None where it did not end, and what it printed, seconds)."""
         out = self.dir / "check.out"
         env = {"PATH": os.environ["PATH"] + ":/usr/sbin:/sbin", "LC_ALL": "C", "HOME": "/root", "TERM": "dumb"}
         env |= {"BRAIDFS_LOG": "info", "BRAIDFS_LOG_FILE": str(self.log)}
+        if options:
+            env |= {"MOUNT_OPTIONS": f"-o {options}", "TEST_FS_MOUNT_OPTS": f"-o {options}"}
         flags = ["--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
         fslib.log(f"$ check {test}")
         start = time.monotonic()

@@ -12,7 +12,8 @@
 //!    others, commits, and says ENOSPC where less than [`LAST_BLOCKS`] are left, or a MiB for each such writer. Without
 //!    OPEN, where all writes ask, it looks how much this one is about to write ([`requester::doing`]) and grants it where it
 //!    fits beside all that was granted and not written back yet ([`crate::dirty_grants`]); else it has the kernel write that back,
-//!    waits for who is in the midst of a `write`, and says ENOSPC where it does not fit then.
+//!    waits for who is in the midst of a `write`, and says ENOSPC where it does not fit then. A `write` to blocks that the file
+//!    has, and that are written where they lie, always fits ([`braidfs::Volume::blocks_to_write`]).
 //!
 //! **Who asks.** Without OPEN the flag says that a `write` asks, or a `read` across the end of the file, or `lseek` to it;
 //! `stat` has no such flag (`fuse_update_attributes` in `fs/fuse`). Who is seen to do none of the first is told at once.
@@ -587,6 +588,11 @@ impl BraidFs {
             out.put(&attr_out(&attr, 0));
             return Ok(Outcome::Reply);
         }
+        let thread = req.head.pid;
+        if self.has_its_blocks(ino, thread) {
+            out.put(&attr_out(&attr, 0));
+            return Ok(Outcome::Reply);
+        }
         let Some(waiting) = self.let_wait(false) else { return self.getattr_of_one_of_many(id, &attr, out) };
         let later = cx.later();
         let job = Box::new(move |fs: &BraidFs| {
@@ -597,7 +603,7 @@ impl BraidFs {
             }
             let want = fs.last_blocks(ino);
             match fs.find_room(ino, want, later.channel()) {
-                Ok(room) if room >= want => {}
+                Ok(room) if room >= want || fs.has_its_blocks(ino, thread) => {}
                 Ok(_) => return later.done(Err(Errno::NOSPC)),
                 Err(e) => return later.done(Err(errno(e))),
             }
@@ -626,7 +632,7 @@ impl BraidFs {
                 && !self.tight.lent.load(Ordering::SeqCst)
                 && self.grant((id, thread), need, plenty)
         });
-        if goes_on {
+        if goes_on || self.has_its_blocks(ino, thread) {
             out.put(&attr_out(&attr, 0));
             return Ok(Outcome::Reply);
         }
@@ -657,6 +663,13 @@ impl BraidFs {
         granted
     }
 
+    /// Whether the file has all blocks that the thread is about to write, as `fallocate` gave them: that takes no room, and
+    /// does not count as granted. Not known of appends: the kernel may know a later end than the volume.
+    fn has_its_blocks(&self, ino: InodeNo, thread: u32) -> bool {
+        let Some((Some(offset), len)) = requester::write_range(thread) else { return false };
+        self.vol.blocks_to_write(ino, offset, len).is_ok_and(|blocks| blocks == 0)
+    }
+
     /// Grants a `write` when the kernel has written back what was granted before. By the helper thread only, which goes on
     /// with other work while somebody is in the midst of a `write`.
     fn make_fit(&self, fit: Fit) {
@@ -681,7 +694,8 @@ impl BraidFs {
             return;
         }
         match self.find_room(ino, fit.need.saturating_add(left.blocks), fit.later.channel()) {
-            Ok(_) if fits() => self.tell_attr(ino, fit.later),
+            // what is committed may be written where it lies
+            Ok(_) if fits() || self.has_its_blocks(ino, fit.thread) => self.tell_attr(ino, fit.later),
             Ok(_) => fit.later.done(Err(Errno::NOSPC)),
             Err(e) => fit.later.done(Err(errno(e))),
         }

@@ -35,6 +35,8 @@ use uuid::Uuid;
 const PLAIN_FUSE_COMMIT: Duration = Duration::from_secs(1);
 /// How long what a dead process held is waited for.
 const LOCKS_WAIT: Duration = Duration::from_secs(10);
+/// How long the claim on a block device is waited for: the kernel keeps it for a moment after an unmount.
+const CLAIM_WAIT: Duration = Duration::from_secs(1);
 
 /// Mount a volume
 #[derive(Debug, clap::Args)]
@@ -510,11 +512,14 @@ impl Job<'_> {
     /// after the mount looks dead, later where it was killed with much to write; the claim on a block device stays with
     /// the mount.
     fn open_files(&self, dead: Option<&DeadMount>, again: bool) -> Result<Vec<AnyDevice>, OpenError> {
-        let end = Instant::now() + if dead.is_some() { LOCKS_WAIT } else { Duration::ZERO };
+        let end = Instant::now() + if dead.is_some() { LOCKS_WAIT } else { CLAIM_WAIT };
         let mut told = false;
         // `again`: an earlier dead mount, which is no more in the table, may have the claim
-        let may_pass =
-            |e: &OpenError| matches!(e, OpenError::InUse { .. }) || again && matches!(e, OpenError::Busy { .. });
+        let may_pass = |e: &OpenError| match e {
+            OpenError::InUse { .. } => dead.is_some(),
+            OpenError::Busy { .. } => again || dead.is_none(),
+            _ => false,
+        };
         loop {
             let opened = match open_any_devices(&self.devices, !self.spec.read_only) {
                 Err(OpenError::Busy { path }) if self.devices.first() == Some(&path) && self.is_claimed_by(dead) => {
@@ -525,7 +530,7 @@ impl Job<'_> {
             match opened {
                 Err(e) if Instant::now() < end && may_pass(&e) => {
                     if !std::mem::replace(&mut told, true) {
-                        tracing::info!(error = %e, "waiting for what the dead process held");
+                        tracing::info!(error = %e, "waiting for what another process or mount held");
                     }
                     std::thread::sleep(Duration::from_millis(50));
                 }

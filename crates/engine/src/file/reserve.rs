@@ -23,6 +23,25 @@ fn needs_block(f: &FileBody, lblk: u64, in_place: bool) -> bool {
 }
 
 impl MountedVolume {
+    /// Blocks that [`Self::reserve_pages`] would reserve for the pages of a range now.
+    pub(crate) fn blocks_to_reserve(&self, c: &Cell, st: &State, (offset, len): (u64, u64)) -> u64 {
+        let d = self.dom(c.domain);
+        let in_place = d.in_place(st) && !d.reserves_all();
+        let Body::File(f) = &st.body else { return 0 };
+        let (first, end) = (offset / PAGE, offset.saturating_add(len).div_ceil(PAGE));
+        // runs that are written where they lie, and dirty pages, which have theirs
+        let (mut at, mut there) = (first, 0);
+        while let Some(p) = f.map.next_from(at).filter(|p| p.lblk < end) {
+            let to = (p.lblk + u64::from(p.len)).min(end);
+            if writes_in_place(&p, in_place) {
+                there += to - p.lblk.max(at);
+            }
+            at = to;
+        }
+        let dirty = f.pages.dirty_blocks().filter(|l| (first..end).contains(l) && needs_block(f, *l, in_place)).count();
+        (end - first).saturating_sub(there + dirty as u64)
+    }
+
     /// Before a file that is overwritten in place grows to `end`: its last page is brought into memory, with zeros behind
     /// the end of the file, to be written again ([`Self::dirty_last_page`]). On the device there may be bytes of a write
     /// that a crash undid. False where room must be made first.

@@ -398,6 +398,17 @@ impl Volume {
         i.domain_of(ino).map_or(0, |d| i.room(d, PLENTY))
     }
 
+    /// Blocks that writing a range of a file would take now of [`Self::write_room`]: none for those that `fallocate` gave it.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub fn blocks_to_write(&self, ino: InodeNo, offset: u64, len: u64) -> Result<u64> {
+        let i = self.mounted();
+        let c = i.cell(ino)?;
+        let n = i.blocks_to_reserve(&c, &c.state.read(), (offset, len));
+        Ok(n)
+    }
+
     /// [`Self::write_room`] of the files of a domain; 0 where there is no such domain.
     pub fn domain_room(&self, domain: DomainId) -> u64 {
         let i = self.mounted();
