@@ -296,12 +296,14 @@ class Ext4(Volume):
     """ext4 with mkfs's defaults on a loop device (direct I/O, so that nothing is cached twice)."""
 
     kind = "ext4"
+    # how many it has room for; None: by its size
+    inodes = None
 
     def mkfs(self, *_options):
         self.image.unlink(missing_ok=True)
         with open(self.image, "wb") as file:
             file.truncate(self.size)
-        run("mkfs.ext4", "-q", "-F", self.image)
+        run("mkfs.ext4", "-q", "-F", *(["-N", self.inodes] if self.inodes else []), self.image)
 
     def mount(self, *options):
         flags = [f for o in options if o in ("ro", "noatime") for f in ("-o", o)]
@@ -316,7 +318,10 @@ class Ext4(Volume):
             quiet("losetup", "-d", device)
 
     def umount(self):
+        """Where another mount namespace has a copy of the mount, umount(8) leaves it in use: a second mount of the image would
+        not see what the first has not written."""
         run("umount", self.mnt)
+        wait_for(f"{self.image} let go of", lambda: not self.loops(), 60)
 
     def fsck(self, *_options):
         return run("e2fsck", "-f", "-n", self.image, ok=None)
