@@ -12,12 +12,12 @@ MIB = 1 << 20
 
 
 @contextlib.contextmanager
-def small(volume, domains, size=600 * MIB):
+def small(volume, domains, size=600 * MIB, *how):
     """A volume of its own, unmounted and checked at the end."""
     daemon_only(volume)
     own = BraidFs(volume.image.parent, "small", size, volume.binary)
     try:
-        own.mkfs("--domains", str(domains))
+        own.mkfs("--domains", str(domains), *how)
         own.mount()
         yield own
         own.umount()
@@ -102,25 +102,31 @@ def space_for_new_files_elsewhere(volume, _top):
             same((top / f"small{n}").read_bytes(), b"x" * MIB, f"content of file {n}")
 
 
+def in_pieces(own):
+    """Fills a directory with files of 1 MiB and removes three of four: two directories in different domains, what is left by number."""
+    full, other = own.mnt / "full", own.mnt / "other"
+    for top in full, other:
+        top.mkdir()
+    own.settle()
+    contents = {}
+    with contextlib.suppress(OSError):
+        for n in range(256):
+            contents[n] = os.urandom(4096) * 256
+            (full / f"f{n}").write_bytes(contents[n])
+    run("sync", "-f", own.mnt)
+    for n in list(contents):
+        if n % 4 != 1 or n == len(contents) - 1:
+            (full / f"f{n}").unlink()
+            del contents[n]
+    own.settle()
+    return full, other, contents
+
+
 @check(seconds=120)
 def groups_in_use_are_emptied_for_another_directory(volume, _top):
     """Three of four files of a full directory go: what they leave lies in pieces, and a file in another domain can have most of it."""
     with small(volume, 2, 256 * MIB) as own:
-        full, other = own.mnt / "full", own.mnt / "other"
-        for top in full, other:
-            top.mkdir()
-        own.settle()
-        contents = {}
-        with contextlib.suppress(OSError):
-            for n in range(256):
-                contents[n] = os.urandom(4096) * 256
-                (full / f"f{n}").write_bytes(contents[n])
-        run("sync", "-f", own.mnt)
-        for n in list(contents):
-            if n % 4 != 1 or n == len(contents) - 1:
-                (full / f"f{n}").unlink()
-                del contents[n]
-        own.settle()
+        full, other, contents = in_pieces(own)
         told, free = offered(other), os.statvfs(own.mnt)
         free = free.f_bfree * free.f_frsize
         must(told < free * 2 // 3, f"{told} bytes offered, {free} free: they do not lie in pieces")
@@ -133,3 +139,40 @@ def groups_in_use_are_emptied_for_another_directory(volume, _top):
             for n, content in contents.items():
                 must((full / f"f{n}").read_bytes() == content, f"content of file {n}")
             same((other / "f0").stat().st_size, written, "size of the file that took the room")
+
+
+@check(seconds=120)
+def what_the_cache_holds_for_a_domain_stays_its_room(volume, _top):
+    """The kernel holds pages for which there is one free group; a file in another domain cannot take it from them."""
+    with small(volume, 2, 384 * MIB, "--group-size", "64M") as own:
+        dirs = [own.mnt / "first", own.mnt / "second"]
+        for each in dirs:
+            each.mkdir()
+        own.settle()
+        # until one group of 64 MiB is nobody's, and hardly anything else is free
+        for n in range(1024):
+            offers = [offered(each) for each in dirs]
+            if max(offers) < 72 * MIB:
+                break
+            (dirs[offers.index(max(offers))] / f"f{n}").write_bytes(b"x" * MIB)
+            run("sync", "-f", own.mnt)
+        piece = os.urandom(4096) * 256
+        fd = os.open(dirs[0] / "held", os.O_CREAT | os.O_WRONLY, 0o644)
+        try:
+            held = 0
+            while held < 20 and os.write(fd, piece) == MIB:
+                held += 1
+            taker = os.open(dirs[1] / "taker", os.O_CREAT | os.O_WRONLY, 0o644)
+            try:
+                with contextlib.suppress(OSError):
+                    for _ in range(12):
+                        os.write(taker, piece)
+                    os.fsync(taker)
+            finally:
+                os.close(taker)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        own.umount()
+        own.mount()
+        same((dirs[0] / "held").read_bytes(), piece * held, "what was held")
