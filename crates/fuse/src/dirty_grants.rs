@@ -115,24 +115,33 @@ impl DirtyGrants {
     }
 
     /// A thread asks to write so many blocks: grants them where they fit into `room` beside all that is granted. The room is
-    /// looked at under the lock: else what was written back in between would count neither here nor there.
-    pub fn grant(&self, id: WireId, thread: u32, blocks: u64, room: impl FnOnce() -> u64) -> bool {
+    /// looked at under the lock: else what was written back in between would count neither here nor there. So does `tell`, which
+    /// is told how much is granted then.
+    pub fn grant(
+        &self,
+        (id, thread): (WireId, u32),
+        blocks: u64,
+        room: impl FnOnce() -> u64,
+        tell: impl FnOnce(u64),
+    ) -> bool {
         let mut l = self.0.lock();
         l.writers.remove(&key(id, thread));
         if l.writers.len() >= l.look_at.max(MANY) {
             l.keep_in_flight(requester::thread_is_doing);
             l.look_at = 2 * l.writers.len();
         }
-        let Some(granted) = l.granted.checked_add(blocks).filter(|g| room() >= *g) else { return false };
+        let granted = l.granted.checked_add(blocks).filter(|g| room() >= *g);
+        tell(granted.unwrap_or(l.granted));
+        let Some(granted) = granted else { return false };
         l.granted = granted;
         l.promised.insert(id.ino().0, id);
         l.writers.insert(key(id, thread), Writer { id, blocks, told: Instant::now() });
         true
     }
 
-    /// Blocks that the kernel may hold, or be about to hold, of what was granted.
-    pub fn granted(&self) -> u64 {
-        self.0.lock().granted
+    /// Tells of the blocks that the kernel may hold, or be about to hold, of what was granted, while no more are.
+    pub fn tell(&self, tell: impl FnOnce(u64)) {
+        tell(self.0.lock().granted);
     }
 
     /// Begins to have the kernel write back all that was granted by now. One at a time.
@@ -197,27 +206,27 @@ mod tests {
     #[test]
     fn what_is_granted_counts_until_it_is_written_back() {
         let a = DirtyGrants::default();
-        assert!(a.grant(id(10), 1, 60, || 100) && a.grant(id(11), 2, 40, || 100));
-        assert!(!a.grant(id(12), 3, 1, || 100));
+        assert!(a.grant((id(10), 1), 60, || 100, drop) && a.grant((id(11), 2), 40, || 100, drop));
+        assert!(!a.grant((id(12), 3), 1, || 100, drop));
         let w = a.write_back_seeing(|_| Doing::Other);
         assert_eq!(files(&w), [10, 11]);
-        assert!(!a.grant(id(12), 3, 1, || 100), "nothing is written yet");
+        assert!(!a.grant((id(12), 3), 1, || 100, drop), "nothing is written yet");
         assert_eq!(a.written_back(w), Left { blocks: 0, unseen: false });
-        assert!(a.grant(id(12), 3, 100, || 100));
+        assert!(a.grant((id(12), 3), 100, || 100, drop));
     }
 
     #[test]
     fn who_is_in_flight_is_written_back_again() {
         let a = DirtyGrants::default();
-        assert!(a.grant(id(10), 1, 60, || 100) && a.grant(id(11), 2, 40, || 100));
+        assert!(a.grant((id(10), 1), 60, || 100, drop) && a.grant((id(11), 2), 40, || 100, drop));
         let w = a.write_back_seeing(|t| if t == 2 { Doing::Writing(None) } else { Doing::Other });
         assert_eq!(files(&w), [10, 11]);
         assert_eq!(a.written_back(w), Left { blocks: 40, unseen: false });
-        assert!(!a.grant(id(10), 1, 61, || 100) && a.grant(id(10), 1, 60, || 100));
+        assert!(!a.grant((id(10), 1), 61, || 100, drop) && a.grant((id(10), 1), 60, || 100, drop));
         let w = a.write_back_seeing(|_| Doing::Other);
         assert_eq!((files(&w), a.written_back(w).blocks), (vec![10, 11], 0));
         // one that asks again has stored what it was granted before
-        assert!(a.grant(id(10), 1, 60, || 100) && !a.grant(id(10), 1, 60, || 100));
+        assert!(a.grant((id(10), 1), 60, || 100, drop) && !a.grant((id(10), 1), 60, || 100, drop));
         let w = a.write_back_seeing(|_| Doing::Writing(None));
         assert_eq!((files(&w), a.written_back(w).blocks), (vec![10], 0));
     }
@@ -225,14 +234,14 @@ mod tests {
     #[test]
     fn who_is_not_seen_is_in_flight_a_while() {
         let a = DirtyGrants::default();
-        assert!(a.grant(id(10), 0, 5, || 100) && a.grant(id(11), 7, 5, || 100));
+        assert!(a.grant((id(10), 0), 5, || 100, drop) && a.grant((id(11), 7), 5, || 100, drop));
         let w = a.write_back_seeing(|_| Doing::Unknown);
         assert_eq!(a.written_back(w), Left { blocks: 10, unseen: true });
         a.0.lock().writers.values_mut().for_each(|w| w.told -= 2 * LATELY);
         let w = a.write_back_seeing(|_| Doing::Unknown);
         assert_eq!((files(&w), a.written_back(w)), (vec![10, 11], Left { blocks: 0, unseen: false }));
         // a thread that is gone
-        assert!(a.grant(id(3), u32::MAX >> 2, 5, || 100));
+        assert!(a.grant((id(3), u32::MAX >> 2), 5, || 100, drop));
         let w = a.write_back();
         assert_eq!(a.written_back(w).blocks, 0);
     }
@@ -240,10 +249,10 @@ mod tests {
     #[test]
     fn another_process_goes_on_with_what_was_granted() {
         let a = DirtyGrants::default();
-        assert!(a.grant(id(10), 1, 60, || 100) && a.grant(id(11), 0, 30, || 100));
+        assert!(a.grant((id(10), 1), 60, || 100, drop) && a.grant((id(11), 0), 30, || 100, drop));
         let text = serde_json::to_string(&a.handed()).unwrap();
         let b = DirtyGrants::of_handed(&serde_json::from_str(&text).unwrap());
-        assert!(!b.grant(id(12), 3, 11, || 100) && b.grant(id(12), 3, 10, || 100));
+        assert!(!b.grant((id(12), 3), 11, || 100, drop) && b.grant((id(12), 3), 10, || 100, drop));
         let w = b.write_back_seeing(|t| if t == 1 { Doing::Writing(None) } else { Doing::Other });
         assert_eq!(files(&w), [10, 11, 12]);
         assert_eq!(b.written_back(w), Left { blocks: 90, unseen: true }, "in flight, and one that is not seen");
@@ -253,8 +262,8 @@ mod tests {
     fn threads_that_are_gone_are_forgotten() {
         let a = DirtyGrants::default();
         // numbers that no thread has
-        (0..10 * MANY as u32).for_each(|n| assert!(a.grant(id(10), u32::MAX / 2 - n, 5, || u64::MAX)));
+        (0..10 * MANY as u32).for_each(|n| assert!(a.grant((id(10), u32::MAX / 2 - n), 5, || u64::MAX, drop)));
         assert!(a.0.lock().writers.len() <= MANY);
-        assert!(!a.grant(id(10), 1, 1, || 50 * MANY as u64), "what they were granted still counts");
+        assert!(!a.grant((id(10), 1), 1, || 50 * MANY as u64, drop), "what they were granted still counts");
     }
 }

@@ -221,6 +221,11 @@ impl Handles {
         }
     }
 
+    /// Whether the kernel was promised room for one of the files among `which`.
+    pub fn any_promised(&self, which: impl Fn(InodeNo) -> bool) -> bool {
+        self.writers.iter().any(|shard| shard.lock().values().any(|w| w.promised && which(w.id.ino())))
+    }
+
     /// The files among `which` that the kernel was promised room for since they were last asked for here.
     pub fn take_promised(&self, which: impl Fn(InodeNo) -> bool) -> Vec<WireId> {
         let mut found = Vec::new();

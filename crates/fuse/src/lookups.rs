@@ -165,23 +165,15 @@ impl BraidFs {
         }
         let handled = self.handle(req, out, cx);
         // Not whether FORGETs are due now: the last one may have been served since this request looked for room.
-        let removed = matches!(handled, Err(Errno::NOSPC | Errno::DQUOT)) && self.vol.removed_lately(LATELY);
-        if handled == Err(Errno::NOSPC) && !removed && self.has_tight() {
-            if writes_from_the_cache(req) {
-                out.clear();
-                return self.without_kept_room(|| self.handle(req, out, cx));
-            }
-            self.put_off(req, cx, |_, _| {});
-            return Ok(Outcome::Deferred);
-        }
-        if !removed {
+        if !matches!(handled, Err(Errno::NOSPC | Errno::DQUOT)) || !self.vol.removed_lately(LATELY) {
             return handled;
         }
         if handled == Err(Errno::DQUOT) {
             return self.serve_after_forgets(req, out, cx);
         }
-        if writes_from_the_cache(req) {
-            // Its pages are locked or under writeback: the helper thread may be waiting for just these.
+        if writes_from_the_cache(req) || sets_a_size(req) {
+            // Its pages are locked or under writeback, or the kernel sends none of them until it is answered: the helper thread may
+            // be waiting for just these.
             self.await_forgets();
             out.clear();
             return self.handle(req, out, cx);
@@ -197,7 +189,7 @@ impl BraidFs {
             out.clear();
             return self.handle(req, out, cx);
         }
-        if writes_from_the_cache(req) {
+        if writes_from_the_cache(req) || sets_a_size(req) {
             return Err(Errno::DQUOT);
         }
         self.put_off(req, cx, Self::catch_up);
@@ -211,11 +203,7 @@ impl BraidFs {
             let req = req.get();
             wait(fs, later.channel());
             let mut out = Answer::new(MAX_IO_BYTES as usize);
-            let mut handled = fs.handle(&req, &mut out, &later.context());
-            if handled == Err(Errno::NOSPC) && fs.has_tight() {
-                out.clear();
-                handled = fs.with_lent_room(later.channel(), || fs.handle(&req, &mut out, &later.context()));
-            }
+            let handled = fs.handle(&req, &mut out, &later.context());
             fs.answer_later(&req, handled, later, &mut out);
         });
         // A job that cannot be handed over is dropped, and answers EIO.
@@ -315,7 +303,8 @@ impl BraidFs {
             self.await_forgets();
             room = self.vol.find_room(ino, want)?;
         }
-        if found(room) { Ok(room) } else { self.with_lent_room(channel, || self.vol.find_room(ino, want)) }
+        let lent = |room| self.with_lent_room(channel, || self.vol.find_room(ino, want)).unwrap_or(Ok(room));
+        if found(room) { Ok(room) } else { lent(room) }
     }
 
     /// Waits for all removals that are about to be completed.
@@ -330,6 +319,15 @@ impl BraidFs {
             }
             std::thread::sleep(MOMENT);
         }
+    }
+}
+
+/// Whether it sets a file's size, during which the kernel writes nothing of the file back (`fuse_set_nowrite` in `fs/fuse`).
+fn sets_a_size(req: &Request<'_>) -> bool {
+    match req.head.opcode {
+        op::SETATTR => req.arg::<abi::SetattrIn>().is_ok_and(|arg| arg.valid & abi::fattr::SIZE != 0),
+        op::OPEN => req.arg::<abi::OpenIn>().is_ok_and(|arg| arg.flags & libc::O_TRUNC as u32 != 0),
+        _ => false,
     }
 }
 

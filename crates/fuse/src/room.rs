@@ -27,12 +27,12 @@
 //! others take, while the volume sees no write to a file of it, so all domains are looked at now and then. As long as no domain
 //! is tight or limited, a thread looks after each 64 KiB only.
 //!
-//! **What other domains may take.** Room that counts here is what no other domain can take away
-//! ([`braidfs::Volume::sure_room`]): groups of nobody count beyond one for each other domain, and a `write` for which that is too
-//! little has the domain take a group first. Of a domain's own groups the volume gives none away that leave less than what the
-//! kernel may hold ([`braidfs::Volume::keep_room`]). Where another domain lacks room for that, the kernel writes back what was
-//! granted, in all tight domains, and then they give what they have, while no `write` in them is told to go on
-//! ([`BraidFs::with_lent_room`]).
+//! **What other domains may take** ([`kept`]). Room that counts here is what no other domain can take at once
+//! ([`braidfs::Volume::sure_room`]): groups of nobody count beyond one for each other domain, and a `write` for which the rest is too
+//! little has the domain take a group first. The volume gives none of a domain's own groups away that leave less than what the
+//! kernel may hold, nor, of a tight domain, groups of nobody's that leave less than what was granted
+//! ([`braidfs::Volume::keep_room`]). Where another domain lacks room for that, the kernel writes back what was granted in all tight
+//! domains, and then they give what they have, while no `write` in them is told to go on ([`BraidFs::with_lent_room`]).
 //!
 //! **Limits.** The room of a domain with a limit of its own (a tenant's) says nothing of its neighbours', and the kernel has one
 //! bound for the whole mount. So such domains are left out when that is set, and a tight one does not restrict it: what
@@ -41,7 +41,8 @@
 //! On a mount without the writeback cache ([`Cache::Through`]) no domain is ever tight: all `write`s are as by rule 1, and
 //! pages stay for reads.
 //!
-//! Does not promise: ENOSPC for stores to a shared map, nor for a single `write` of more than [`LAST_BLOCKS`] (of several
+//! Does not promise: room for what the kernel holds of a domain that is not tight, where one call in another domain takes so many
+//! groups of nobody's that none is left before anybody looks again (`fallocate` of nearly all that is free); ENOSPC for stores to a shared map, nor for a single `write` of more than [`LAST_BLOCKS`] (of several
 //! writers, 1 MiB) by rule 3, or, without OPEN, of more than that by other calls than `write` and `pwrite`, or of more than
 //! [`LEAST_BYTES`]; these are told at `fsync` and `close`. Without OPEN a `write` that does not fit takes nothing,
 //! where the volume itself would take a part. The last blocks cannot be had through a handle of rule 2, and where they are
@@ -66,7 +67,7 @@ use crossbeam::utils::CachePadded;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -116,6 +117,8 @@ pub(crate) struct Tight {
     bound: AtomicU64,
     /// The helper thread is about to set it anew.
     raising: AtomicBool,
+    /// Domains that there were when all were looked at last.
+    counted: AtomicUsize,
     /// Tight domains keep nothing for the kernel: who asks before a `write` waits for the helper thread.
     lent: AtomicBool,
 }
@@ -178,6 +181,7 @@ impl Tight {
             begin: Instant::now(),
             bound: AtomicU64::new(LEAST_BYTES),
             raising: AtomicBool::new(false),
+            counted: AtomicUsize::new(0),
             lent: AtomicBool::new(false),
         }
     }
@@ -237,11 +241,6 @@ impl BraidFs {
             && self.domain_index(ino).is_some_and(|d| self.tight.domains[d].tight.load(Ordering::Relaxed))
     }
 
-    /// Whether some domain is tight, or was.
-    pub(crate) fn has_tight(&self) -> bool {
-        self.profile.cache == Cache::Back && self.tight.ever.load(Ordering::Relaxed)
-    }
-
     pub(crate) fn domain_index(&self, ino: InodeNo) -> Option<usize> {
         let d = usize::from(self.vol.domain_of(ino).ok()?.0);
         (d < self.tight.domains.len()).then_some(d)
@@ -251,6 +250,7 @@ impl BraidFs {
     pub(crate) fn allow_dirty(&mut self, limit: Option<DirtyLimit>) {
         self.dirty = limit;
         self.allow_by_room(None);
+        self.keep_rooms();
     }
 
     /// Domains that there are. There are places for as many as the volume can have, and nothing in those.
@@ -294,61 +294,6 @@ impl BraidFs {
         let bytes = limit.allow(least * 4096);
         self.tight.domains.iter().for_each(|d| d.held.store(bytes / 4096, Ordering::SeqCst));
         self.keep_rooms();
-    }
-
-    /// Tells the volume what each domain must have for what the kernel may hold.
-    pub(crate) fn keep_rooms(&self) {
-        (0..self.domain_count()).for_each(|d| self.keep_room(d));
-    }
-
-    fn keep_room(&self, d: usize) {
-        if self.profile.cache == Cache::Back && !self.tight.lent.load(Ordering::SeqCst) {
-            let held = self.tight.domains[d].held.load(Ordering::SeqCst);
-            let least = if self.all_is_granted(d) { held.min(self.dirty_grants.granted()) } else { held };
-            self.vol.keep_room(DomainId(d as u16), least);
-        }
-    }
-
-    /// Whether the kernel holds nothing of a domain but what was granted.
-    fn all_is_granted(&self, d: usize) -> bool {
-        let domain = &self.tight.domains[d];
-        !self.negotiated.opens() && domain.tight.load(Ordering::SeqCst) && !domain.unknown.load(Ordering::SeqCst)
-    }
-
-    /// Does something for which a domain lacks room that others may have, while the tight ones keep nothing for the kernel but what
-    /// it cannot write back now. By the helper thread only.
-    pub(crate) fn with_lent_room<R>(&self, channel: &Channel, work: impl FnOnce() -> R) -> R {
-        if self.profile.cache != Cache::Back || !self.tight.ever.load(Ordering::SeqCst) {
-            return work();
-        }
-        self.tight.lent.store(true, Ordering::SeqCst);
-        let tight = |d: &usize| {
-            let domain = &self.tight.domains[*d];
-            domain.tight.load(Ordering::SeqCst) && !domain.unknown.load(Ordering::SeqCst)
-        };
-        let all: Vec<usize> = (0..self.domain_count()).filter(tight).collect();
-        let left = if self.negotiated.opens() {
-            all.iter().for_each(|d| self.write_back(*d, channel));
-            None
-        } else {
-            Some(self.write_back_granted(channel).blocks)
-        };
-        for d in all {
-            let held = self.tight.domains[d].held.load(Ordering::SeqCst);
-            self.vol.keep_room(DomainId(d as u16), held.min(left.unwrap_or_else(|| self.last_blocks_of(Some(d)))));
-        }
-        let done = work();
-        self.tight.lent.store(false, Ordering::SeqCst);
-        self.keep_rooms();
-        done
-    }
-
-    /// Does something for pages of the kernel's cache, which are lost else, while no domain keeps anything for it.
-    pub(crate) fn without_kept_room<R>(&self, work: impl FnOnce() -> R) -> R {
-        (0..self.domain_count()).for_each(|d| self.vol.keep_room(DomainId(d as u16), 0));
-        let done = work();
-        self.keep_rooms();
-        done
     }
 
     /// The kernel may hold pages of a tenant's mount, too: counted before there are any. Not on the helper thread.
@@ -439,6 +384,9 @@ impl BraidFs {
             && let next = until(now + LOOK)
             && self.tight.look.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         {
+            if self.tight.counted.swap(self.domain_count(), Ordering::Relaxed) != self.domain_count() {
+                self.keep_rooms();
+            }
             let (mut least, mut limited) = (None, false);
             for d in 0..self.domain_count() {
                 let room = self.vol.sure_domain_room(DomainId(d as u16));
@@ -583,8 +531,7 @@ impl BraidFs {
         }
         let id = req.node();
         let (ino, attr) = (id.ino(), self.attr(id)?);
-        if self.vol.sure_room(ino) >= self.kernel_holds(ino) && !self.tight.lent.load(Ordering::SeqCst) {
-            self.handles.promise(ino);
+        if self.promise(ino) {
             out.put(&attr_out(&attr, 0));
             return Ok(Outcome::Reply);
         }
@@ -627,11 +574,8 @@ impl BraidFs {
             Doing::Writing(Some(bytes)) => Some(bytes.div_ceil(4096).saturating_add(SLACK_BLOCKS)),
             Doing::Writing(None) | Doing::Unknown => Some(LAST_BLOCKS),
         };
-        let goes_on = need.is_none_or(|need| {
-            (plenty || !self.is_unknown(ino))
-                && !self.tight.lent.load(Ordering::SeqCst)
-                && self.grant((id, thread), need, plenty)
-        });
+        let goes_on =
+            need.is_none_or(|need| (plenty || !self.is_unknown(ino)) && self.grant((id, thread), need, plenty));
         if goes_on || self.has_its_blocks(ino, thread) {
             out.put(&attr_out(&attr, 0));
             return Ok(Outcome::Reply);
@@ -642,25 +586,6 @@ impl BraidFs {
         // A job that cannot be handed over is dropped, and answers EIO.
         let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.make_fit(fit)));
         Ok(Outcome::Deferred)
-    }
-
-    /// Grants a thread a `write`, where it fits beside what is granted; `plenty`: it need not, the kernel holds no more than there is.
-    /// Room that is granted is none that other domains take.
-    fn grant(&self, (id, thread): (WireId, u32), need: u64, plenty: bool) -> bool {
-        let domain = self.domain_index(id.ino());
-        let room = || {
-            if let Some(d) = domain {
-                // all at first: what is granted here counts only afterwards
-                let held = self.tight.domains[d].held.load(Ordering::SeqCst);
-                self.vol.keep_room(DomainId(d as u16), held);
-            }
-            if plenty { u64::MAX } else { self.vol.sure_room(id.ino()) }
-        };
-        let granted = self.dirty_grants.grant(id, thread, need, room);
-        if let Some(d) = domain {
-            self.keep_room(d);
-        }
-        granted
     }
 
     /// Whether the file has all blocks that the thread is about to write, as `fallocate` gave them: that takes no room, and
@@ -832,5 +757,6 @@ impl BraidFs {
     }
 }
 
+mod kept;
 #[cfg(test)]
 mod tests;

@@ -95,6 +95,8 @@ impl Fresh {
         let (jobs, work) = mpsc::channel();
         let mut fs = BraidFs::new(vol, negotiated, jobs);
         fs.profile = cfg.profile;
+        // as that says
+        fs.keep_rooms();
         fs.tell_devices = cfg.tell_devices.clone();
         fs.upgrades = Arc::new(Upgrades::new(cfg.upgrade.clone(), negotiated, at_device_threads(cfg)));
         Self { fs, work }

@@ -152,7 +152,7 @@ impl BraidFs {
     fn grants(&self, id: WireId, thread: u32, blocks: u64, owners: &[QuotaOwner]) -> bool {
         owners.iter().all(|owner| {
             let room = || self.vol.quota_left(*owner).unwrap_or(u64::MAX).min(MOST_BLOCKS);
-            self.quota_grants.of(*owner).grant(id, thread, blocks, room)
+            self.quota_grants.of(*owner).grant((id, thread), blocks, room, drop)
         })
     }
 

@@ -23,23 +23,24 @@ fn needs_block(f: &FileBody, lblk: u64, in_place: bool) -> bool {
 }
 
 impl MountedVolume {
-    /// Blocks that [`Self::reserve_pages`] would reserve for the pages of a range now.
+    /// Blocks that the pages of a range may need when they are written, now or once what is dirty of them is on the device.
     pub(crate) fn blocks_to_reserve(&self, c: &Cell, st: &State, (offset, len): (u64, u64)) -> u64 {
         let d = self.dom(c.domain);
         let in_place = d.in_place(st) && !d.reserves_all();
         let Body::File(f) = &st.body else { return 0 };
         let (first, end) = (offset / PAGE, offset.saturating_add(len).div_ceil(PAGE));
-        // runs that are written where they lie, and dirty pages, which have theirs
         let (mut at, mut there) = (first, 0);
         while let Some(p) = f.map.next_from(at).filter(|p| p.lblk < end) {
-            let to = (p.lblk + u64::from(p.len)).min(end);
-            if writes_in_place(&p, in_place) {
-                there += to - p.lblk.max(at);
+            let (from, to) = (p.lblk.max(at), (p.lblk + u64::from(p.len)).min(end));
+            if in_place && p.sum.is_none() {
+                there += to - from;
+            } else if writes_in_place(&p, in_place) {
+                // allocated and never written: its first write goes there, and none after it
+                there += to - from - f.pages.dirty_blocks().filter(|l| (from..to).contains(l)).count() as u64;
             }
             at = to;
         }
-        let dirty = f.pages.dirty_blocks().filter(|l| (first..end).contains(l) && needs_block(f, *l, in_place)).count();
-        (end - first).saturating_sub(there + dirty as u64)
+        (end - first).saturating_sub(there)
     }
 
     /// Before a file that is overwritten in place grows to `end`: its last page is brought into memory, with zeros behind

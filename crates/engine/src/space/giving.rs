@@ -197,9 +197,9 @@ impl Space {
         self.account.add(unused);
     }
 
-    /// Whether ordinary reservations would find as much as before where `blocks` unused blocks were gone: enough.
-    pub(crate) fn can_spare(&self, blocks: u64) -> bool {
-        let left = self.account.sum() - blocks as i64 + self.withheld_less(blocks);
+    /// Whether ordinary reservations would find as much as before where `blocks` unused blocks were gone: enough, and `kept` beside.
+    pub(crate) fn can_spare(&self, blocks: u64, kept: u64) -> bool {
+        let left = self.account.sum() - blocks as i64 + self.withheld_less(blocks) - kept as i64;
         left >= kept_back(self.total.load(Relaxed).saturating_sub(blocks)) as i64
     }
 

@@ -594,6 +594,7 @@ pub(crate) fn restore(fs: &mut BraidFs, front: Front) -> Result<(), String> {
     fs.dirty_grants = crate::dirty_grants::DirtyGrants::of_handed(&front.grants);
     fs.quota_grants = crate::within_quota::QuotaGrants::of_handed(&front.quota_grants);
     fs.tight.take(&front.room);
+    fs.keep_rooms();
     fs.durable.set(Some(front.options.sync), Some(front.options.dirsync));
     if let Some(scrub) = front.scrub {
         fs.opened_jobs.store(true, Ordering::Relaxed);

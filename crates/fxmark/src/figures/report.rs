@@ -188,10 +188,17 @@ pub fn markdown(r: &Results, f: &Figure) -> String {
         let switches = if m.switches.is_empty() { String::new() } else { format!(", switches `{}`", m.switches) };
         out += &format!("- {}: `{}`{switches}\n", m.series, m.setup.join("`, `"));
     }
-    for note in &r.notes {
+    for note in notes(r, f) {
         out += &format!("\nNote: {note}.\n");
     }
     out
+}
+
+/// Those of the run and of this figure: what is said of another one begins with its name.
+fn notes<'r>(r: &'r Results, f: &Figure) -> impl Iterator<Item = &'r String> {
+    let all = super::list::all();
+    let others: Vec<String> = all.iter().filter(|o| o.name != f.name).map(|o| format!("{}: ", o.name)).collect();
+    r.notes.iter().filter(move |note| !others.iter().any(|o| note.starts_with(o)))
 }
 
 /// Repetitions that every cell has.
@@ -215,7 +222,7 @@ pub fn terminal(r: &Results, f: &Figure) -> String {
         });
         out += &format!("{}\n{shown}\n", t.tells);
     }
-    for note in &r.notes {
+    for note in notes(r, f) {
         out += &format!("note: {note}\n");
     }
     out
@@ -297,7 +304,7 @@ mod tests {
     fn tails_are_of_the_same_repetition() {
         let line = |figure: &str, run| Line { figure: figure.into(), series: "ext4".into(), run };
         let mut r = Results {
-            notes: vec!["time was up".into()],
+            notes: vec!["time was up".into(), "max-8b: without MRPL on library: why".into()],
             ..results(vec![
                 line("max-8b", run("DRBL", 0, 5.0, 1000)),
                 line("max-8b", run("DRBL_commit", 0, 4.0, 2000)),
@@ -330,6 +337,7 @@ mod tests {
         ] {
             assert!(rates.lines().any(|l| l == row), "{row}\n{rates}");
         }
+        assert!(tails.contains("without MRPL") && !rates.contains("without MRPL"), "a note of another figure");
         r.lines.truncate(1);
         assert!(terminal(&r, figure("max-8b")).contains("DRBL"));
     }

@@ -1,0 +1,102 @@
+//! Room that a domain keeps for what the kernel may hold of it, and lends while the kernel has written that back: what other
+//! domains may take ([`super`]).
+
+use super::Cache;
+use crate::channel::Channel;
+use crate::fs::BraidFs;
+use crate::node::WireId;
+use braidfs::{DomainId, InodeNo};
+use std::sync::atomic::Ordering;
+
+/// Until this is dropped, also by a panic, domains have lent their room.
+struct Lent<'f>(&'f BraidFs);
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        self.0.tight.lent.store(false, Ordering::SeqCst);
+        self.0.keep_rooms();
+    }
+}
+
+impl BraidFs {
+    /// Tells the volume what each domain must have for what the kernel may hold.
+    pub(crate) fn keep_rooms(&self) {
+        (0..self.domain_count()).for_each(|d| self.keep_room(d));
+    }
+
+    pub(super) fn keep_room(&self, d: usize) {
+        self.dirty_grants.tell(|granted| self.keep_room_of(d, granted));
+    }
+
+    /// [`Self::keep_room`], with so many blocks granted, of whichever domain.
+    fn keep_room_of(&self, d: usize, granted: u64) {
+        let domain = &self.tight.domains[d];
+        let held = domain.held.load(Ordering::SeqCst);
+        let (tight, unknown) = (domain.tight.load(Ordering::SeqCst), domain.unknown.load(Ordering::SeqCst));
+        let (own, all) = match self.profile.cache {
+            Cache::Through => (0, 0),
+            // with what the kernel cannot write back now
+            Cache::Back if self.tight.lent.load(Ordering::SeqCst) => return,
+            // there are more groups of nobody's than one for each other domain, or it has much itself
+            Cache::Back if !tight => (held, 0),
+            Cache::Back if unknown => (held, held),
+            Cache::Back if !self.negotiated.opens() => (held.min(granted), held.min(granted)),
+            Cache::Back if self.handles.any_promised(|ino| self.domain_index(ino) == Some(d)) => (held, held),
+            Cache::Back => (0, 0),
+        };
+        self.vol.keep_room(DomainId(d as u16), own, all);
+    }
+
+    /// Does something for which a domain lacks room that others may have, while the tight ones keep nothing for the kernel but what
+    /// it cannot write back now; `None`: there are none. By the helper thread only.
+    pub(crate) fn with_lent_room<R>(&self, channel: &Channel, work: impl FnOnce() -> R) -> Option<R> {
+        let is_tight = |d: &usize| self.tight.domains[*d].tight.load(Ordering::SeqCst);
+        let all: Vec<usize> = (0..self.domain_count()).filter(is_tight).collect();
+        if self.profile.cache != Cache::Back || all.is_empty() {
+            return None;
+        }
+        let unknown = |d: &&usize| self.tight.domains[**d].unknown.load(Ordering::SeqCst);
+        all.iter().filter(unknown).for_each(|d| self.write_back_first(*d, channel));
+        // before anything is written back: what is granted from now on is granted by this thread
+        self.tight.lent.store(true, Ordering::SeqCst);
+        let _until = Lent(self);
+        let left = if self.negotiated.opens() {
+            all.iter().for_each(|d| self.write_back(*d, channel));
+            None
+        } else {
+            Some(self.write_back_granted(channel).blocks)
+        };
+        for d in all {
+            let held = self.tight.domains[d].held.load(Ordering::SeqCst);
+            let left = held.min(left.unwrap_or_else(|| self.last_blocks_of(Some(d))));
+            self.vol.keep_room(DomainId(d as u16), left, left);
+        }
+        Some(work())
+    }
+
+    /// Grants a thread a `write`, where it fits beside what is granted; `plenty`: it need not, the kernel holds no more than there is.
+    /// Room that is granted is none that other domains take.
+    pub(super) fn grant(&self, (id, thread): (WireId, u32), need: u64, plenty: bool) -> bool {
+        let Some(d) = self.domain_index(id.ino()) else { return false };
+        let room = || {
+            if self.tight.lent.load(Ordering::SeqCst) {
+                return 0;
+            }
+            // first all, so that what there is cannot go to others once it was looked at
+            let held = self.tight.domains[d].held.load(Ordering::SeqCst);
+            self.vol.keep_room(DomainId(d as u16), held, held);
+            if plenty { u64::MAX } else { self.vol.sure_room(id.ino()) }
+        };
+        self.dirty_grants.grant((id, thread), need, room, |granted| self.keep_room_of(d, granted))
+    }
+
+    /// Promises the file room for what the kernel takes, on a mount with OPEN, where the domain has more than it may hold; whether
+    /// it has, and no other domain is being lent some.
+    pub(super) fn promise(&self, ino: InodeNo) -> bool {
+        self.handles.promise(ino);
+        if let Some(d) = self.domain_index(ino) {
+            self.keep_room(d);
+        }
+        !self.tight.lent.load(Ordering::SeqCst) && self.vol.sure_room(ino) >= self.kernel_holds(ino)
+    }
+}
