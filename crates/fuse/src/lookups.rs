@@ -165,6 +165,9 @@ impl BraidFs {
         }
         let handled = self.handle(req, out, cx);
         // Not whether FORGETs are due now: the last one may have been served since this request looked for room.
+        if handled == Err(Errno::NOSPC) {
+            self.refused_for_room();
+        }
         if !matches!(handled, Err(Errno::NOSPC | Errno::DQUOT)) || !self.vol.removed_lately(LATELY) {
             return handled;
         }
@@ -189,7 +192,12 @@ impl BraidFs {
             out.clear();
             return self.handle(req, out, cx);
         }
-        if writes_from_the_cache(req) || sets_a_size(req) {
+        if sets_a_size(req) {
+            self.await_forgets();
+            out.clear();
+            return self.handle(req, out, cx);
+        }
+        if writes_from_the_cache(req) {
             return Err(Errno::DQUOT);
         }
         self.put_off(req, cx, Self::catch_up);
@@ -297,14 +305,13 @@ impl BraidFs {
     /// # Errors
     /// As there.
     pub(crate) fn find_room(&self, ino: InodeNo, want: u64, channel: &Channel) -> braidfs::Result<u64> {
-        let found = |room: u64| room >= want && self.vol.sure_room(ino) >= want;
         let mut room = self.vol.find_room(ino, want)?;
-        if !found(room) && self.vol.removed_lately(LATELY) {
+        if room < want && self.vol.removed_lately(LATELY) {
             self.await_forgets();
             room = self.vol.find_room(ino, want)?;
         }
         let lent = |room| self.with_lent_room(channel, || self.vol.find_room(ino, want)).unwrap_or(Ok(room));
-        if found(room) { Ok(room) } else { lent(room) }
+        if room >= want { Ok(room) } else { lent(room) }
     }
 
     /// Waits for all removals that are about to be completed.

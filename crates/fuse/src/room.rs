@@ -27,12 +27,12 @@
 //! others take, while the volume sees no write to a file of it, so all domains are looked at now and then. As long as no domain
 //! is tight or limited, a thread looks after each 64 KiB only.
 //!
-//! **What other domains may take** ([`kept`]). Room that counts here is what no other domain can take at once
-//! ([`braidfs::Volume::sure_room`]): groups of nobody count beyond one for each other domain, and a `write` for which the rest is too
-//! little has the domain take a group first. The volume gives none of a domain's own groups away that leave less than what the
-//! kernel may hold, nor, of a tight domain, groups of nobody's that leave less than what was granted
-//! ([`braidfs::Volume::keep_room`]). Where another domain lacks room for that, the kernel writes back what was granted in all tight
-//! domains, and then they give what they have, while no `write` in them is told to go on ([`BraidFs::with_lent_room`]).
+//! **What other domains may take** ([`kept`]). Whether a domain is tight is told by room that no other domain takes at once
+//! ([`braidfs::Volume::sure_room`]): groups that it can get count beyond one for each other domain. In a tight domain only its own blocks
+//! are granted, and where these are too few it takes a group first. The volume gives none of a domain's groups away that leave less
+//! than what the kernel may hold, or was granted ([`braidfs::Volume::keep_room`]). Where another domain lacks room for that, and the
+//! kernel asks, it writes back what was granted in all tight domains, and then they give what they have, while no `write` in them is
+//! told to go on ([`BraidFs::with_lent_room`]). Who else is refused has that written back for the next time.
 //!
 //! **Limits.** The room of a domain with a limit of its own (a tenant's) says nothing of its neighbours', and the kernel has one
 //! bound for the whole mount. So such domains are left out when that is set, and a tight one does not restrict it: what
@@ -121,6 +121,8 @@ pub(crate) struct Tight {
     counted: AtomicUsize,
     /// Tight domains keep nothing for the kernel: who asks before a `write` waits for the helper thread.
     lent: AtomicBool,
+    /// The helper thread is about to have the kernel write back what was granted.
+    clearing: AtomicBool,
 }
 
 /// A `write` that does not fit beside what was granted, see [`BraidFs::make_fit`].
@@ -183,6 +185,7 @@ impl Tight {
             raising: AtomicBool::new(false),
             counted: AtomicUsize::new(0),
             lent: AtomicBool::new(false),
+            clearing: AtomicBool::new(false),
         }
     }
 }
@@ -266,7 +269,7 @@ impl BraidFs {
     /// Room of the domain that has least, of those without limits; `None`: all have one.
     fn least_room(&self) -> Option<u64> {
         let shared = (0..self.domain_count()).filter(|d| !self.is_limited(*d));
-        shared.map(|d| self.vol.sure_domain_room(DomainId(d as u16))).min()
+        shared.map(|d| self.vol.sure_room(DomainId(d as u16))).min()
     }
 
     /// Sets the kernel's bound by the room that there is; before, it counts as set, and domains with limits that have too
@@ -282,7 +285,7 @@ impl BraidFs {
         });
         for d in (0..self.domain_count()).filter(|d| self.is_limited(*d)) {
             let domain = &self.tight.domains[d];
-            let little = self.vol.sure_domain_room(DomainId(d as u16)) < TIGHT * domain.held.load(Ordering::SeqCst);
+            let little = self.vol.sure_room(DomainId(d as u16)) < TIGHT * domain.held.load(Ordering::SeqCst);
             if little && self.tight.becomes_tight(d) {
                 match channel {
                     Some(channel) => self.write_back_first(d, channel),
@@ -355,7 +358,7 @@ impl BraidFs {
         // of one that is added later nobody will have asked
         self.tight.domains.iter().for_each(|d| d.unknown.store(true, Ordering::SeqCst));
         for (d, domain) in self.tight.domains.iter().enumerate().take(self.domain_count()) {
-            let room = self.vol.sure_domain_room(DomainId(d as u16));
+            let room = self.vol.sure_room(DomainId(d as u16));
             let tight = room < TIGHT * domain.held.load(Ordering::Relaxed);
             domain.unknown.store(!tight, Ordering::SeqCst);
             self.tight.ever.fetch_or(tight, Ordering::SeqCst);
@@ -376,7 +379,7 @@ impl BraidFs {
 
     fn look_at_room(&self, ino: InodeNo, channel: &Arc<Channel>) {
         if let Some(d) = self.domain_index(ino) {
-            self.watch_domain(d, self.vol.sure_room(ino), channel);
+            self.watch_domain(d, self.vol.sure_room(DomainId(d as u16)), channel);
         }
         let (now, due) = (self.tight.begin.elapsed(), self.tight.look.load(Ordering::Relaxed));
         let until = |d: Duration| u64::try_from(d.as_micros()).unwrap_or(u64::MAX);
@@ -389,7 +392,7 @@ impl BraidFs {
             }
             let (mut least, mut limited) = (None, false);
             for d in 0..self.domain_count() {
-                let room = self.vol.sure_domain_room(DomainId(d as u16));
+                let room = self.vol.sure_room(DomainId(d as u16));
                 if self.is_limited(d) {
                     limited = true;
                 } else {
@@ -475,7 +478,7 @@ impl BraidFs {
         }
         let Some(d) = self.domain_index(ino) else { return Outcome::Reply };
         let becoming = &self.tight.domains[d].becoming;
-        if !becoming.now.load(Ordering::SeqCst) || self.vol.sure_room(ino) >= self.kernel_holds(ino) {
+        if !becoming.now.load(Ordering::SeqCst) || self.vol.sure_room(DomainId(d as u16)) >= self.kernel_holds(ino) {
             return Outcome::Reply;
         }
         let mut held_back = becoming.held_back.lock();
@@ -554,7 +557,7 @@ impl BraidFs {
                 Ok(_) => return later.done(Err(Errno::NOSPC)),
                 Err(e) => return later.done(Err(errno(e))),
             }
-            fs.handles.promise(ino);
+            fs.promise(ino);
             fs.tell_attr(ino, later);
         });
         // A job that cannot be handed over is dropped, and answers EIO.
@@ -566,7 +569,7 @@ impl BraidFs {
     fn getattr_of_anybody(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let (id, thread) = (req.node(), req.head.pid);
         let (ino, attr) = (id.ino(), self.attr(id)?);
-        let plenty = self.vol.sure_room(ino) >= self.kernel_holds(ino);
+        let plenty = self.own_room(ino) >= self.kernel_holds(ino);
         let doing = if plenty { Doing::Unknown } else { requester::doing(req) };
         let need = match doing {
             Doing::Other => None,
@@ -655,10 +658,9 @@ impl BraidFs {
     /// The same where so many writers wait already that this one must not: it is let through while there is more room
     /// than all of them may take now.
     fn getattr_of_one_of_many(&self, id: WireId, attr: &Attr, out: &mut Answer) -> Handled {
-        if self.vol.write_room(id.ino()) < self.last_blocks(id.ino()) {
+        if !self.promise(id.ino()) && self.own_room(id.ino()) < self.last_blocks(id.ino()) {
             return Err(Errno::NOSPC);
         }
-        self.handles.promise(id.ino());
         out.put(&attr_out(attr, 0));
         Ok(Outcome::Reply)
     }
@@ -680,8 +682,8 @@ impl BraidFs {
             self.write_back(domain, channel);
         } else {
             self.known_files(domain).iter().for_each(|id| self.drop_pages(*id, None, channel));
-            self.tight.domains[domain].unknown.store(false, Ordering::SeqCst);
         }
+        self.tight.domains[domain].unknown.store(false, Ordering::SeqCst);
         if let Some(bound) = bound {
             self.tight.domains[domain].held.store(bound / 4096, Ordering::SeqCst);
         }
@@ -711,7 +713,7 @@ impl BraidFs {
         self.tight.plain.store(false, Ordering::Relaxed);
         if self.profile.cache == Cache::Back && d < self.domain_count() && self.is_limited(d) {
             let place = &self.tight.domains[d];
-            let room = self.vol.sure_domain_room(domain);
+            let room = self.vol.sure_room(domain);
             let tight = room < TIGHT * place.held.load(Ordering::SeqCst);
             if tight && self.tight.becomes_tight(d) && !self.negotiated.opens() {
                 self.begin_tight(d, channel);

@@ -174,8 +174,6 @@ pub struct Domain {
     lazy: Mutex<Vec<Arc<Cell>>, rank::LazyFiles>,
     /// Blocks of writes that a front end may have accepted and the volume has not seen ([`crate::Volume::keep_room`]).
     pub accepted_above: AtomicU64,
-    /// Of them, those for which others may not take groups of nobody's either.
-    pub accepted_and_asked: AtomicU64,
     /// Files to be made whole when there is time.
     pub in_pieces: Mutex<in_pieces::InPieces, rank::InPieces>,
     /// Names of this domain's directories that inodes left by renames that may not be durable yet.
@@ -287,7 +285,6 @@ impl Domain {
             quarantined: Mutex::default(),
             lazy: Mutex::default(),
             accepted_above: AtomicU64::new(0),
-            accepted_and_asked: AtomicU64::new(0),
             in_pieces: Mutex::default(),
             vacated: VacatedNames::default(),
             tenant_root: AtomicU64::new(tenant_root),

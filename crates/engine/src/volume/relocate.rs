@@ -96,7 +96,9 @@ impl MountedVolume {
         for o in self.domains.iter().filter(|o| o.id != d.id && o.failed().is_none()) {
             for (g, used, total) in o.space.used_groups() {
                 let fits = self.can_claim(g, &not) && g != o.journal_group() && !tried.contains(&g);
-                if fits && o.space.can_spare(total + used / 8 + METADATA_BLOCKS, self.accepted_of(o)) {
+                if fits
+                    && o.space.can_spare(total + used / 8 + METADATA_BLOCKS, o.accepted_above.load(Ordering::SeqCst))
+                {
                     all.push((o.budget.is_on(), used, std::cmp::Reverse(g), o));
                 }
             }

@@ -9,7 +9,6 @@ use super::operation::METADATA_OF_WRITE;
 use super::{MountedVolume, Volume};
 use crate::domain::Domain;
 use crate::error::{Error, Result};
-use crate::quota;
 use crate::space::Space;
 use crate::types::*;
 use braidfs_format::BLOCK_BYTES;
@@ -33,8 +32,6 @@ const PLACE_BLOCKS: u64 = 512;
 thread_local! {
     /// This thread empties groups, and must not wait for that.
     static EMPTYING: Cell<bool> = const { Cell::new(false) };
-    /// This thread looks for room for what was accepted before, and found none but what other domains keep for such.
-    static LAST: Cell<bool> = const { Cell::new(false) };
 }
 
 impl MountedVolume {
@@ -92,9 +89,8 @@ impl MountedVolume {
             return Ok(true); // somebody else did it meanwhile
         }
         let not = self.forbidden(d.devices());
-        let find = |bat: &mut super::groups::Bat| bat.find_free(&not).filter(|g| self.may_take(d, *g as u32));
-        let free = match find(&mut bat) {
-            None if self.give_back(&mut bat, Some(d.id), &not)? => find(&mut bat),
+        let free = match bat.find_free(&not) {
+            None if self.give_back(&mut bat, Some(d.id), &not)? => bat.find_free(&not),
             // what was accepted before its tenant was kept off a device is not lost for want of room elsewhere
             None if d.space.promised() > 0 => bat.find_free(&[]),
             found => found,
@@ -121,20 +117,6 @@ impl MountedVolume {
         self.count_unclaimed_in(&bat);
         tracing::debug!("{} takes group {group}", d.id);
         Ok(true)
-    }
-
-    /// Whether the other domains have what front ends have granted in them, or can have it, where `d` takes a group of nobody's.
-    fn may_take(&self, d: &Domain, group: u32) -> bool {
-        let others = self.domains.iter().filter(|o| o.id != d.id && o.failed().is_none());
-        let granted = |o: &Domain| if LAST.get() { 0 } else { o.accepted_and_asked.load(Ordering::SeqCst) };
-        let short: u64 = others.map(|o| granted(o).saturating_sub(o.space.available())).sum();
-        let unclaimed = self.shared.unclaimed.load(Ordering::Relaxed);
-        short == 0 || unclaimed.saturating_sub(u64::from(self.store.group_blocks(group))) >= short
-    }
-
-    /// Blocks that a domain keeps for what a front end has accepted, as far as this thread is held to that.
-    pub(super) fn accepted_of(&self, d: &Domain) -> u64 {
-        if LAST.get() { 0 } else { d.accepted_above.load(Ordering::SeqCst) }
     }
 
     /// Has the domain that can spare most groups give some back, for `to`, or for a domain to be, which cannot have those
@@ -195,7 +177,7 @@ impl MountedVolume {
     /// the metadata in them has been written elsewhere; and the blocks of all. None of those among `not`.
     fn spare(&self, d: &Domain, not: &[Range<u32>]) -> (Vec<u32>, Vec<u32>, u64) {
         let mut blocks = 0;
-        let kept = self.accepted_of(d);
+        let kept = d.accepted_above.load(Ordering::SeqCst);
         let mut fits = |n: u64, room: u64| {
             let can = d.space.can_spare(blocks + n + room, kept);
             blocks += if can { n } else { 0 };
@@ -295,13 +277,7 @@ impl MountedVolume {
         // who is at a limit of its own gains nothing by what others do
         let others = !d.space.at_limit();
         let none = || {
-            let mut more = if others { self.relocate_for(d)? } else { self.wait_for_emptying() };
-            if !more && others && quota::force() == quota::Force::All && self.shared.options.cached_above {
-                LAST.set(true);
-                let found = self.claim_group(d).and_then(|claimed| Ok(claimed || self.relocate_for(d)?));
-                LAST.set(false);
-                more = found?;
-            }
+            let more = if others { self.relocate_for(d)? } else { self.wait_for_emptying() };
             if more { Ok(()) } else { Err(Error::NoSpace) }
         };
         if n >= 3 {
@@ -328,11 +304,11 @@ impl MountedVolume {
         self.room_as(d, enough, |more| d.space.available_with(more))
     }
 
-    /// What of [`Self::room`] no other domain can take: its own blocks, and groups of nobody's beyond one for each other domain.
+    /// As [`Volume::sure_room`].
     fn sure_room(&self, d: &Domain) -> u64 {
         let others = self.domains.iter().filter(|o| o.id != d.id && o.failed().is_none()).count() as u64;
         let theirs = others * u64::from(self.store.geometry().group_blocks());
-        d.space.available_with(self.shared.unclaimed_on(d.devices()).saturating_sub(theirs))
+        self.room_as(d, PLENTY, |more| d.space.available_with(more.saturating_sub(theirs)))
     }
 
     /// [`Self::room`] to the last block that writes to one file can have, where nobody else takes any. Inside no gate.
@@ -439,26 +415,23 @@ impl Volume {
         i.domains.get(usize::from(domain.0)).map_or(0, |d| i.room(d, PLENTY))
     }
 
-    /// What of [`Self::write_room`] is sure, whatever other domains take: a group is given to one domain only. For a front end
-    /// that accepts writes before the volume sees them. 0 where no domain has such a number.
-    pub fn sure_room(&self, ino: InodeNo) -> u64 {
-        let i = self.mounted();
-        i.domain_of(ino).map_or(0, |d| i.sure_room(d))
+    /// What of [`Self::domain_room`] the domain has itself: no other domain takes it, as far as [`Self::keep_room`] says. 0 where
+    /// there is no such domain.
+    pub fn own_room(&self, domain: DomainId) -> u64 {
+        self.mounted().domains.get(usize::from(domain.0)).map_or(0, |d| d.space.available())
     }
 
-    /// [`Self::sure_room`] of the files of a domain; 0 where there is no such domain.
-    pub fn sure_domain_room(&self, domain: DomainId) -> u64 {
+    /// [`Self::own_room`], and that of the groups that it can get beyond one for each other domain.
+    pub fn sure_room(&self, domain: DomainId) -> u64 {
         let i = self.mounted();
         i.domains.get(usize::from(domain.0)).map_or(0, |d| i.sure_room(d))
     }
 
-    /// A front end may have accepted writes for files of a domain that the volume has not seen. Of its own groups the domain gives
-    /// others none that leave it less than `own` blocks; nor do they take groups of nobody's that leave it less than `all` with
-    /// its own. 0 at first.
-    pub fn keep_room(&self, domain: DomainId, own: u64, all: u64) {
+    /// A front end may have accepted writes for files of a domain that the volume has not seen: the domain gives others none of its
+    /// groups that leave it less than so many blocks. 0 at first.
+    pub fn keep_room(&self, domain: DomainId, blocks: u64) {
         if let Some(d) = self.mounted().domains.get(usize::from(domain.0)) {
-            d.accepted_above.store(own, Ordering::SeqCst);
-            d.accepted_and_asked.store(all, Ordering::SeqCst);
+            d.accepted_above.store(blocks, Ordering::SeqCst);
         }
     }
 
@@ -493,7 +466,7 @@ impl Volume {
     /// [`Self::write_room`], where that is below `want` after a commit: operations reserve more for metadata than they need,
     /// and what was freed by others counts when it is durable; other domains empty groups that are in use. For whoever is about
     /// to say that there is no space. Below a front end's cache ([`MountOptions::cached_above`]) the domain takes the groups at
-    /// once: what is told is [sure](Self::sure_room).
+    /// once: what is told is [its own](Self::own_room).
     ///
     /// # Errors
     /// [`Error::NotFound`] where no domain has such a number; of a commit.
@@ -512,8 +485,11 @@ impl Volume {
             i.wait_for_emptying();
         }
         let room = i.room_by_relocation(d, want)?;
-        while i.shared.options.cached_above && room >= want && i.sure_room(d) < want && i.claim_group(d)? {}
-        Ok(room)
+        if !i.shared.options.cached_above {
+            return Ok(room);
+        }
+        while room >= want && d.space.available() < want && i.claim_group(d)? {}
+        Ok(d.space.available())
     }
 }
 

@@ -1,7 +1,7 @@
 //! Room that a domain keeps for what the kernel may hold of it, and lends while the kernel has written that back: what other
 //! domains may take ([`super`]).
 
-use super::Cache;
+use super::{Cache, Domain};
 use crate::channel::Channel;
 use crate::fs::BraidFs;
 use crate::node::WireId;
@@ -25,26 +25,24 @@ impl BraidFs {
     }
 
     pub(super) fn keep_room(&self, d: usize) {
-        self.dirty_grants.tell(|granted| self.keep_room_of(d, granted));
+        let promised = self.negotiated.opens() && self.handles.any_promised(|ino| self.domain_index(ino) == Some(d));
+        self.dirty_grants.tell(|granted| self.keep_room_of(d, granted, promised));
     }
 
-    /// [`Self::keep_room`], with so many blocks granted, of whichever domain.
-    fn keep_room_of(&self, d: usize, granted: u64) {
+    /// [`Self::keep_room`], with so many blocks granted, of whichever domain, or on a mount with OPEN with some file promised room.
+    fn keep_room_of(&self, d: usize, granted: u64, promised: bool) {
         let domain = &self.tight.domains[d];
         let held = domain.held.load(Ordering::SeqCst);
-        let (tight, unknown) = (domain.tight.load(Ordering::SeqCst), domain.unknown.load(Ordering::SeqCst));
-        let (own, all) = match self.profile.cache {
-            Cache::Through => (0, 0),
+        let known = domain.tight.load(Ordering::SeqCst) && !domain.unknown.load(Ordering::SeqCst);
+        let least = match self.profile.cache {
+            Cache::Through => 0,
             // with what the kernel cannot write back now
             Cache::Back if self.tight.lent.load(Ordering::SeqCst) => return,
-            // there are more groups of nobody's than one for each other domain, or it has much itself
-            Cache::Back if !tight => (held, 0),
-            Cache::Back if unknown => (held, held),
-            Cache::Back if !self.negotiated.opens() => (held.min(granted), held.min(granted)),
-            Cache::Back if self.handles.any_promised(|ino| self.domain_index(ino) == Some(d)) => (held, held),
-            Cache::Back => (0, 0),
+            Cache::Back if !known => held,
+            Cache::Back if !self.negotiated.opens() => held.min(granted),
+            Cache::Back => u64::from(promised) * held,
         };
-        self.vol.keep_room(DomainId(d as u16), own, all);
+        self.vol.keep_room(DomainId(d as u16), least);
     }
 
     /// Does something for which a domain lacks room that others may have, while the tight ones keep nothing for the kernel but what
@@ -69,13 +67,19 @@ impl BraidFs {
         for d in all {
             let held = self.tight.domains[d].held.load(Ordering::SeqCst);
             let left = held.min(left.unwrap_or_else(|| self.last_blocks_of(Some(d))));
-            self.vol.keep_room(DomainId(d as u16), left, left);
+            // after whoever has looked before it was lent
+            self.dirty_grants.tell(|_| self.vol.keep_room(DomainId(d as u16), left));
         }
         Some(work())
     }
 
+    /// What nobody takes from the file's domain.
+    pub(super) fn own_room(&self, ino: InodeNo) -> u64 {
+        self.domain_index(ino).map_or(0, |d| self.vol.own_room(DomainId(d as u16)))
+    }
+
     /// Grants a thread a `write`, where it fits beside what is granted; `plenty`: it need not, the kernel holds no more than there is.
-    /// Room that is granted is none that other domains take.
+    /// Room that is granted is the domain's own, and none that others take.
     pub(super) fn grant(&self, (id, thread): (WireId, u32), need: u64, plenty: bool) -> bool {
         let Some(d) = self.domain_index(id.ino()) else { return false };
         let room = || {
@@ -83,20 +87,42 @@ impl BraidFs {
                 return 0;
             }
             // first all, so that what there is cannot go to others once it was looked at
-            let held = self.tight.domains[d].held.load(Ordering::SeqCst);
-            self.vol.keep_room(DomainId(d as u16), held, held);
-            if plenty { u64::MAX } else { self.vol.sure_room(id.ino()) }
+            self.vol.keep_room(DomainId(d as u16), self.tight.domains[d].held.load(Ordering::SeqCst));
+            if plenty { u64::MAX } else { self.own_room(id.ino()) }
         };
-        self.dirty_grants.grant((id, thread), need, room, |granted| self.keep_room_of(d, granted))
+        self.dirty_grants.grant((id, thread), need, room, |granted| self.keep_room_of(d, granted, false))
     }
 
-    /// Promises the file room for what the kernel takes, on a mount with OPEN, where the domain has more than it may hold; whether
-    /// it has, and no other domain is being lent some.
+    /// Promises the file room for what the kernel takes, on a mount with OPEN; whether the domain has more than it may hold, and is
+    /// lending nothing.
     pub(super) fn promise(&self, ino: InodeNo) -> bool {
         self.handles.promise(ino);
         if let Some(d) = self.domain_index(ino) {
-            self.keep_room(d);
+            self.dirty_grants.tell(|granted| self.keep_room_of(d, granted, true));
         }
-        !self.tight.lent.load(Ordering::SeqCst) && self.vol.sure_room(ino) >= self.kernel_holds(ino)
+        !self.tight.lent.load(Ordering::SeqCst) && self.own_room(ino) >= self.kernel_holds(ino)
+    }
+
+    /// Has what was granted written back soon, where room that is kept for it may be why there was none. Nobody waits for it.
+    pub(crate) fn refused_for_room(&self) {
+        let tight = |d: &Domain| d.tight.load(Ordering::Relaxed);
+        if self.profile.cache != Cache::Back
+            || !self.tight.domains.iter().any(tight)
+            || self.tight.clearing.swap(true, Ordering::SeqCst)
+        {
+            return;
+        }
+        let Some(channel) = self.connections.main() else { return };
+        let _ = self.jobs.send(Box::new(move |fs: &BraidFs| {
+            if fs.negotiated.opens() {
+                (0..fs.domain_count())
+                    .filter(|d| tight(&fs.tight.domains[*d]))
+                    .for_each(|d| fs.write_back(d, &channel));
+                fs.keep_rooms();
+            } else {
+                fs.write_back_granted(&channel);
+            }
+            fs.tight.clearing.store(false, Ordering::SeqCst);
+        }));
     }
 }
