@@ -120,7 +120,7 @@ impl State {
             let Some(first) = queue.front() else { continue };
             let left = first.until.map(|until| until.saturating_duration_since(Instant::now()));
             let due = first.turn.due().map(|due| left.map_or(due, |left| left.min(due)));
-            match due.filter(|d| !d.is_zero() && self.hurrying == 0 && !self.rushing.contains_key(&key.0)) {
+            match due.filter(|d| !d.is_zero() && self.hurrying == 0 && !self.is_rushing(key)) {
                 None if ready.is_none_or(|r| behind(&r) && !behind(&key)) => ready = Some(key),
                 None => {}
                 Some(due) => soonest = Some(soonest.map_or(due, |s| s.min(due))),
@@ -135,6 +135,11 @@ impl State {
         self.last = key;
         self.background -= usize::from(p.background);
         Next::Now(Box::new(p))
+    }
+
+    /// Whether it is reads of a domain whose pages are being dropped.
+    fn is_rushing(&self, (domain, what): Key) -> bool {
+        what == READS && self.rushing.contains_key(&domain)
     }
 
     fn background_of(&self, domain: usize) -> usize {
@@ -225,7 +230,7 @@ impl Pacer {
             false => (MOST_UNRAISED, MOST_OF_ONE_UNRAISED),
         };
         let full = background && (s.background >= most || s.background_of(key.0) >= of_one);
-        if full || s.ended || s.hurrying > 0 || s.rushing.contains_key(&key.0) {
+        if full || s.ended || s.hurrying > 0 || s.is_rushing(key) {
             return Some(turn);
         }
         s.background += usize::from(background);

@@ -547,6 +547,10 @@ impl BraidFs {
         let later = cx.later();
         let job = Box::new(move |fs: &BraidFs| {
             let _waiting = waiting;
+            // as in `make_fit`
+            if fs.vol.claim_room(ino, fs.kernel_holds(ino)).is_ok() && fs.promise(ino) {
+                return fs.tell_attr(ino, later);
+            }
             if let Some(d) = fs.domain_index(ino) {
                 fs.restrict_again(d);
                 fs.write_back(d, later.channel());
@@ -602,6 +606,11 @@ impl BraidFs {
     /// with other work while somebody is in the midst of a `write`.
     fn make_fit(&self, fit: Fit) {
         let ino = fit.id.ino();
+        let fits = || self.grant((fit.id, fit.thread), fit.need, false);
+        // groups that it can have come first: nothing need be written back for them
+        if !self.is_unknown(ino) && self.claim_beside_granted(ino, fit.need) && fits() {
+            return self.tell_attr(ino, fit.later);
+        }
         if let Some(d) = self.domain_index(ino) {
             if self.is_unknown(ino) {
                 self.write_back_first(d, fit.later.channel());
@@ -610,7 +619,6 @@ impl BraidFs {
             }
         }
         let left = self.write_back_granted(fit.later.channel());
-        let fits = || self.grant((fit.id, fit.thread), fit.need, false);
         if fits() {
             return self.tell_attr(ino, fit.later);
         }

@@ -485,10 +485,18 @@ impl Volume {
             i.wait_for_emptying();
         }
         let room = i.room_by_relocation(d, want)?;
-        if !i.shared.options.cached_above {
-            return Ok(room);
-        }
-        while room >= want && d.space.available() < want && i.claim_group(d)? {}
+        if i.shared.options.cached_above { self.claim_room(ino, want) } else { Ok(room) }
+    }
+
+    /// Has the file's domain take the groups that it can have until it has so much [itself](Self::own_room), unless it cannot have so
+    /// much; what it has.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where no domain has such a number; of the device.
+    pub fn claim_room(&self, ino: InodeNo, want: u64) -> Result<u64> {
+        let i = self.mounted();
+        let d = i.domain(ino)?;
+        while d.space.available() < want && i.room(d, want) >= want && i.claim_group(d)? {}
         Ok(d.space.available())
     }
 }

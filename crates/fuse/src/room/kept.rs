@@ -93,6 +93,13 @@ impl BraidFs {
         self.dirty_grants.grant((id, thread), need, room, |granted| self.keep_room_of(d, granted, false))
     }
 
+    /// Has the file's domain take groups for so many blocks beside all that is granted; whether it has them then.
+    pub(super) fn claim_beside_granted(&self, ino: InodeNo, need: u64) -> bool {
+        let mut want = need;
+        self.dirty_grants.tell(|granted| want = want.saturating_add(granted));
+        self.vol.claim_room(ino, want).is_ok_and(|own| own >= want)
+    }
+
     /// Promises the file room for what the kernel takes, on a mount with OPEN; whether the domain has more than it may hold, and is
     /// lending nothing.
     pub(super) fn promise(&self, ino: InodeNo) -> bool {
