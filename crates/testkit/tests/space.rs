@@ -432,3 +432,80 @@ fn groups_in_use_are_emptied_for_the_domain_that_needs_them() {
         v.unmount().unwrap();
     }
 }
+
+/// What a front end has accepted for a domain stays its room: neither its empty groups nor those in use go to a domain that lacks
+/// room, until the front end says so; and the domain has it, to the last block.
+#[test]
+fn what_a_front_end_has_accepted_stays_room_of_its_domain() {
+    for in_pieces in [false, true] {
+        let d = device(96, 2);
+        let v = mount(&d);
+        let [a, b] = two_dirs(&v);
+        let domain = v.domain_of(b).unwrap();
+        let mut files = Vec::new();
+        loop {
+            let f = file(&v, b, &format!("f{}", files.len()));
+            let Ok(_) = v.fallocate(&f, FallocMode::Allocate { keep_size: false }, 0, MIB) else { break };
+            files.push(f);
+        }
+        v.unlink(b, format!("f{}", files.len()).as_bytes()).unwrap();
+        for n in 0..files.len() {
+            if in_pieces && n % 4 == 1 {
+                // blocks without a fixed place
+                fill_to(&v, &files[n], MIB);
+            } else {
+                v.unlink(b, format!("f{n}").as_bytes()).unwrap();
+            }
+        }
+        files.retain(|f| v.getattr(f.ino()).is_ok_and(|attr| attr.nlink > 0));
+        v.sync().unwrap();
+        let want = v.own_room(domain) / 2;
+        assert!(want > 4 * MIB / BLOCK, "{want} blocks");
+        v.keep_room(domain, want);
+        let target = file(&v, a, "target");
+        let first = fill(&v, &target, 1);
+        let left = v.own_room(domain);
+        assert!(left >= want, "{left} blocks are left of {want}, in pieces: {in_pieces}");
+        // what was accepted comes
+        let accepted = file(&v, b, "accepted");
+        let piece = vec![7; 64 << 10];
+        for n in 0..want * BLOCK / (64 << 10) {
+            assert_eq!(v.write_accepted(&accepted, n * (64 << 10), &piece).unwrap(), piece.len(), "{n}");
+        }
+        v.fsync(accepted.ino(), false).unwrap();
+        v.unlink(b, b"accepted").unwrap();
+        drop(accepted);
+        v.sync().unwrap();
+        v.keep_room(domain, 0);
+        let more = fill(&v, &file(&v, a, "more"), 2);
+        assert!(more > first / 8 && more > 2 * MIB, "{first} bytes first, then {more}");
+        drop((files, target));
+        v.unmount().unwrap();
+        fsck(std::slice::from_ref(&d)).unwrap();
+    }
+}
+
+/// Writes a file from its beginning to `bytes`.
+fn fill_to(v: &Volume, f: &OpenFile, bytes: u64) {
+    let piece = vec![5; 64 << 10];
+    for at in (0..bytes).step_by(piece.len()) {
+        assert_eq!(v.write(f, at, &piece).unwrap(), piece.len());
+    }
+}
+
+/// A group that nobody has is a domain's own when a front end asks for room, and none is taken for what it cannot have.
+#[test]
+fn room_is_claimed_where_it_suffices() {
+    let d = device(96, 2);
+    let v = mount(&d);
+    let [a, _] = two_dirs(&v);
+    let f = file(&v, a, "f");
+    let domain = v.domain_of(a).unwrap();
+    let (own, all) = (v.own_room(domain), v.domain_room(domain));
+    assert!(own < all && v.sure_room(domain) <= all, "{own} of {all}");
+    assert_eq!(v.claim_room(f.ino(), all + 1000).unwrap(), own, "more than there is");
+    let want = own + (all - own) / 2;
+    assert!(v.claim_room(f.ino(), want).unwrap() >= want);
+    assert!(v.own_room(domain) >= want && v.domain_room(domain) >= all - all / 50);
+    v.unmount().unwrap();
+}
