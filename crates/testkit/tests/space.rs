@@ -449,10 +449,10 @@ fn what_a_front_end_has_accepted_stays_room_of_its_domain() {
             files.push(f);
         }
         v.unlink(b, format!("f{}", files.len()).as_bytes()).unwrap();
-        for n in 0..files.len() {
+        for (n, f) in files.iter().enumerate() {
             if in_pieces && n % 4 == 1 {
                 // blocks without a fixed place
-                fill_to(&v, &files[n], MIB);
+                fill_to(&v, f, MIB);
             } else {
                 v.unlink(b, format!("f{n}").as_bytes()).unwrap();
             }
