@@ -69,17 +69,16 @@ impl Entries {
     #[cold]
     #[inline(never)]
     fn convert(&mut self) -> i64 {
-        let before = self.own_bytes();
-        *self = match std::mem::take(self) {
-            Self::Sorted(s) => Self::Spread(s.into()),
-            Self::Spread(s) => Self::Sorted(s.into()),
-        };
-        self.own_bytes() - before
-    }
-
-    /// [`Self::memory`] without that of long names.
-    fn own_bytes(&self) -> i64 {
-        (self.table_bytes() + self.len() * self.entry_bytes()) as i64
+        match std::mem::take(self) {
+            Self::Sorted(s) => {
+                *self = Self::Spread(s.into());
+                TABLE_BYTES as i64
+            }
+            Self::Spread(s) => {
+                *self = Self::Sorted(s.into());
+                -(TABLE_BYTES as i64)
+            }
+        }
     }
 
     /// Who has the bucket locked for writing will change the entry of a name that stands here if nothing is in its way, or make
@@ -106,25 +105,12 @@ impl Entries {
 
     /// Memory that they take, roughly, in bytes.
     pub fn memory(&self) -> usize {
-        self.table_bytes() + self.iter().map(|e| self.memory_of(e)).sum::<usize>()
+        self.table_bytes() + self.iter().map(memory_of).sum::<usize>()
     }
 
-    /// What of it does not change with each entry that comes or goes.
+    /// What of it is not that of entries.
     pub fn table_bytes(&self) -> usize {
-        match self {
-            Self::Sorted(s) => s.table_bytes(),
-            Self::Spread(_) => TABLE_BYTES,
-        }
-    }
-
-    /// What each entry takes beside that, without a long name.
-    fn entry_bytes(&self) -> usize {
-        if matches!(self, Self::Spread(_)) { size_of::<Dentry>() } else { 0 }
-    }
-
-    /// Memory of one entry, bytes.
-    pub fn memory_of(&self, d: &Dentry) -> usize {
-        self.entry_bytes() + d.name.heap_bytes()
+        if matches!(self, Self::Spread(_)) { TABLE_BYTES } else { 0 }
     }
 
     /// The entry of a place.
@@ -239,4 +225,9 @@ impl Entries {
 /// Bytes of entries in a bucket.
 pub(super) fn encoded<'a>(entries: impl Iterator<Item = &'a Dentry>) -> usize {
     entries.map(Dentry::encoded_bytes).sum()
+}
+
+/// Memory of an entry, bytes.
+pub(super) fn memory_of(d: &Dentry) -> usize {
+    size_of::<Dentry>() + d.name.heap_bytes()
 }

@@ -1,6 +1,7 @@
 //! Changes of names by those who have a directory locked for reading: of one bucket, under its lock.
 
 use super::buckets::Content;
+use super::entries::memory_of;
 use super::{DirIndex, HASH_PROBES, home_position, is_in_one};
 use crate::braid::vacated::Lately;
 use crate::planted::{Bug, planted};
@@ -80,12 +81,11 @@ impl OpenBucket<'_> {
     pub fn insert(&mut self, Room(pos): Room, mut d: Dentry) -> Changed {
         let Content { entries, bytes, .. } = &mut *self.content;
         d.hash = pos;
-        let (size, mut memory) = (d.encoded_bytes() as u16, 0);
+        let (size, mut memory) = (d.encoded_bytes() as u16, memory_of(&d) as i64);
         // `open` gives none that is not loaded
         debug_assert!((*bytes + size) as usize <= BUCKET_BYTES && entries.is_some(), "{bytes} and {size}");
         if let Some(entries) = entries.as_mut() {
-            // what is shared has a table of one size
-            memory = entries.share(true) + entries.memory_of(&d) as i64;
+            memory += entries.share(true);
             entries.insert(d);
             *bytes += size;
         }
@@ -104,11 +104,9 @@ impl OpenBucket<'_> {
         if table != 0 {
             place = self.place(name)?;
         }
-        let entries = self.content.entries.as_mut()?;
-        let d = entries.remove(place)?;
-        let memory = table - entries.memory_of(&d) as i64;
+        let d = self.content.entries.as_mut()?.remove(place)?;
         self.content.bytes -= d.encoded_bytes() as u16;
-        Some(Changed { entries: -1, memory, first: self.mark() })
+        Some(Changed { entries: -1, memory: table - memory_of(&d) as i64, first: self.mark() })
     }
 
     /// The bucket is to be written.

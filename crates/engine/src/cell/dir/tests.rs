@@ -241,35 +241,6 @@ proptest! {
     }
 }
 
-/// What is counted is what is allocated; and names that were only read have no room to grow.
-#[test]
-fn memory_counts_what_is_allocated() {
-    let none: Load<'_> = &mut |_| panic!("all is loaded");
-    let hash = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) & HASH_MAX;
-    let mut d = DirIndex::new_empty();
-    for i in 1..=1000u64 {
-        d.insert(hash(i), dentry(format!("file-{i:08}").as_bytes(), i), none).unwrap();
-    }
-    let allocated = |d: &mut DirIndex| -> usize {
-        let tables = d.buckets.iter_mut().filter_map(|b| match b.1.entries.as_ref()? {
-            Entries::Sorted(s) => Some(s.table_bytes()),
-            Entries::Spread(_) => None,
-        });
-        tables.sum()
-    };
-    let grown = allocated(&mut d);
-    assert!(grown >= 1000 * 56 && d.memory == grown, "{grown} and {}", d.memory);
-    let mut disk = Disk::Inline(vec![]);
-    disk.apply(d.take_dirty());
-    let mut d = disk.open();
-    let load: Load<'_> = &mut |l| disk.load(l);
-    let mut pos = 0;
-    while let Some(e) = d.next_after(pos, load).unwrap() {
-        pos = e.hash;
-    }
-    assert_eq!((allocated(&mut d), d.memory), (1000 * 56, 1000 * 56));
-}
-
 #[test]
 fn a_directory_grows_to_buckets_and_goes_back_when_empty() {
     let none: Load<'_> = &mut |_| panic!("all is loaded");
