@@ -155,7 +155,7 @@ impl Domain {
         tx.wait_io();
         self.check_writable()?;
         assert!(self.committed_tx() < tx.id, "{} commits after {}", tx.id, self.committed_tx());
-        let made = self.gather(&tx, share, orphans)?;
+        let made = self.gather(&tx, share, (orphans, work))?;
         Ok(Some((tx, made)))
     }
 
@@ -179,7 +179,7 @@ impl Domain {
     }
 
     /// The last node blocks, and all records.
-    fn gather(&self, tx: &Tx, mut share: Share, orphans: Vec<InodeNo>) -> Result<Made> {
+    fn gather(&self, tx: &Tx, mut share: Share, (orphans, work): (Vec<InodeNo>, Arc<Work>)) -> Result<Made> {
         // cells that operations of the next transaction serialised before they changed them
         let mut stray = tx.take_out();
         let mut node_facts = std::mem::take(&mut share.records);
@@ -202,12 +202,13 @@ impl Domain {
         if listed && !planted(Bug::OrphansLost) {
             records.push(Record::Orphans(orphans));
         }
-        Ok(Made { records, dead: share.dead, listed })
+        Ok(Made { records, dead: share.dead, listed, work })
     }
 
     /// Step 4 of the module's list.
     fn apply_durable(&self, tx: &Tx, made: Made) -> Result<()> {
-        let Made { records, dead, .. } = made;
+        // the cells of `work` go last
+        let Made { records, dead, work, .. } = made;
         let peers = tx.peers_so_far();
         self.peer_txs.lock().merge(&peers);
         let mut written = BlockAddr(0);
@@ -245,6 +246,7 @@ impl Domain {
             self.memory.add_index_bytes(-(own.index_bytes as i64));
         }
         self.space.unreserve(tx.take_credits());
+        drop(work);
         Ok(())
     }
 
@@ -399,6 +401,9 @@ struct Made {
     dead: Vec<Arc<Cell>>,
     /// It lists orphans.
     listed: bool,
+    /// Keeps what it has written in memory until the node table says where that lies: who loaded it before would find what was
+    /// there before the transaction.
+    work: Arc<Work>,
 }
 
 /// The commits of several domains in steps, each for all of them before the next ([`crate::volume`]). Nobody else may commit

@@ -17,6 +17,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 fn volume(mib: u64, domains: u16) -> (Arc<MemDevice>, Volume) {
+    volume_with(mib, domains, 0)
+}
+
+fn volume_with(mib: u64, domains: u16, cache_bytes: u64) -> (Arc<MemDevice>, Volume) {
     let device = Arc::new(MemDevice::new(mib * 256));
     let all: Vec<Arc<dyn Device>> = vec![device.clone()];
     let o = MkfsOptions {
@@ -26,7 +30,7 @@ fn volume(mib: u64, domains: u16) -> (Arc<MemDevice>, Volume) {
         ..MkfsOptions::default()
     };
     crate::mkfs::format(&all, &o).unwrap();
-    let options = MountOptions { commit_interval: Duration::from_millis(50), ..MountOptions::default() };
+    let options = MountOptions { commit_interval: Duration::from_millis(50), cache_bytes, ..MountOptions::default() };
     (device, Volume::mount(all, options).unwrap())
 }
 
@@ -170,7 +174,18 @@ fn lost_tables_are_found_while_memory_still_has_them() {
 
 #[test]
 fn nothing_is_found_under_load() {
-    let (device, v) = volume(512, 4);
+    under_load(0);
+}
+
+/// Inodes leave memory all the time, and are read again: while a commit is under way that has written them, too.
+#[test]
+fn nothing_is_found_under_load_with_a_small_cache() {
+    under_load(64 << 10);
+}
+
+/// `cache`: bytes; 0: as much as is usual.
+fn under_load(cache: u64) {
+    let (device, v) = volume_with(512, 4, cache);
     let me = Cred::root();
     for d in 0..4 {
         v.mkdir_path(format!("d{d}").as_bytes(), 0o755, &me).unwrap();
