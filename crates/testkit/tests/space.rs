@@ -423,6 +423,11 @@ fn groups_in_use_are_emptied_for_the_domain_that_needs_them() {
         kept.iter().for_each(|(number, f)| check_file(&v, f, *number, BLOCKS));
         v.sync().unwrap();
         kept.iter().for_each(|(number, f)| check_file(&v, f, *number, BLOCKS));
+        // what several threads had reserved where they were refused is given back when something is committed
+        drop(file(&v, a, "more"));
+        v.sync().unwrap();
+        v.unlink(a, b"more").unwrap();
+        v.sync().unwrap();
         drop((kept, target));
         let live = v.statfs();
         v.unmount().unwrap();
