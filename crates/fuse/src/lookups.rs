@@ -177,12 +177,17 @@ impl BraidFs {
         if writes_from_the_cache(req) || sets_a_size(req) {
             // Its pages are locked or under writeback, or the kernel sends none of them until it is answered: the helper thread may
             // be waiting for just these.
-            self.await_forgets();
-            out.clear();
-            return self.handle(req, out, cx);
+            return self.handle_after_forgets(req, out, cx);
         }
         self.put_off(req, cx, |fs, _| fs.await_forgets());
         Ok(Outcome::Deferred)
+    }
+
+    /// Handles a request again on its serving thread, once all removals have ended that are about to.
+    fn handle_after_forgets(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
+        self.await_forgets();
+        out.clear();
+        self.handle(req, out, cx)
     }
 
     /// Handles a request again that met a limit, since what its owner removed before may still count. No more than what was
@@ -193,9 +198,7 @@ impl BraidFs {
             return self.handle(req, out, cx);
         }
         if sets_a_size(req) {
-            self.await_forgets();
-            out.clear();
-            return self.handle(req, out, cx);
+            return self.handle_after_forgets(req, out, cx);
         }
         if writes_from_the_cache(req) {
             return Err(Errno::DQUOT);

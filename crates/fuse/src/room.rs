@@ -42,8 +42,9 @@
 //! pages stay for reads.
 //!
 //! Does not promise: room for what the kernel holds of a domain that is not tight, where one call in another domain takes so many
-//! groups of nobody's that none is left before anybody looks again (`fallocate` of nearly all that is free); ENOSPC for stores to a shared map, nor for a single `write` of more than [`LAST_BLOCKS`] (of several
-//! writers, 1 MiB) by rule 3, or, without OPEN, of more than that by other calls than `write` and `pwrite`, or of more than
+//! groups of nobody's that none is left before anybody looks again (`fallocate` of nearly all that is free); ENOSPC for stores to
+//! a shared map, nor for a single `write` of more than [`LAST_BLOCKS`] (of several writers, 1 MiB) by rule 3, or, without OPEN, of
+//! more than that by other calls than `write` and `pwrite`, or of more than
 //! [`LEAST_BYTES`]; these are told at `fsync` and `close`. Without OPEN a `write` that does not fit takes nothing,
 //! where the volume itself would take a part. The last blocks cannot be had through a handle of rule 2, and where they are
 //! all that is left it gets ENOSPC for a `read` across the end of the file, too: the kernel asks the same; without OPEN a
@@ -387,7 +388,9 @@ impl BraidFs {
             && let next = until(now + LOOK)
             && self.tight.look.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         {
-            if self.tight.counted.swap(self.domain_count(), Ordering::Relaxed) != self.domain_count() {
+            // written only when it changes: all threads read what lies beside it
+            if self.tight.counted.load(Ordering::Relaxed) != self.domain_count() {
+                self.tight.counted.store(self.domain_count(), Ordering::Relaxed);
                 self.keep_rooms();
             }
             let (mut least, mut limited) = (None, false);

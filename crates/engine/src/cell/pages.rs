@@ -294,7 +294,7 @@ impl PageMap {
     }
 
     /// The dirty pages' logical blocks of `[from, to)`, rising.
-    fn dirty_in(&self, from: u64, to: u64) -> impl Iterator<Item = u64> + '_ {
+    pub fn dirty_in(&self, from: u64, to: u64) -> impl Iterator<Item = u64> + '_ {
         self.groups
             .range(from / GROUP, to.div_ceil(GROUP))
             .flat_map(move |(g, group)| bits(group.dirty & mask(g, from, to)).map(move |i| g * GROUP + i))

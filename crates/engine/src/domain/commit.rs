@@ -155,7 +155,7 @@ impl Domain {
         tx.wait_io();
         self.check_writable()?;
         assert!(self.committed_tx() < tx.id, "{} commits after {}", tx.id, self.committed_tx());
-        let made = self.gather(&tx, share, (orphans, work))?;
+        let made = self.gather(&tx, share, orphans, work)?;
         Ok(Some((tx, made)))
     }
 
@@ -179,7 +179,7 @@ impl Domain {
     }
 
     /// The last node blocks, and all records.
-    fn gather(&self, tx: &Tx, mut share: Share, (orphans, work): (Vec<InodeNo>, Arc<Work>)) -> Result<Made> {
+    fn gather(&self, tx: &Tx, mut share: Share, orphans: Vec<InodeNo>, work: Arc<Work>) -> Result<Made> {
         // cells that operations of the next transaction serialised before they changed them
         let mut stray = tx.take_out();
         let mut node_facts = std::mem::take(&mut share.records);

@@ -48,13 +48,14 @@ impl Domain {
             return self.find(ino);
         }
         // What was freed may still look right. (A commit frees the old block before it sets the entry, and keeps the cell
-        // in memory until both are done.)
-        // (Nor is it the domain's any more where its group has left since.)
-        if !matches!(self.space.is_valid(entry.addr), Ok(true)) {
+        // in memory until both are done. Nor is it the domain's any more where its group has left since.)
+        let valid = self.space.is_valid(entry.addr);
+        if !matches!(valid, Ok(true)) {
             return match self.cells.get(ino) {
                 Some(c) => Ok(Some(c)),
                 None if self.nodes.get(ino.node())? != entry => self.find(ino),
                 None => {
+                    valid?;
                     Err(Corrupt::new("node table", format!("{ino} lies in {}, which is free", { entry.addr })).into())
                 }
             };

@@ -173,7 +173,8 @@ pub struct Domain {
     /// Files with dirty pages that a commit left alone (`data=writeback`).
     lazy: Mutex<Vec<Arc<Cell>>, rank::LazyFiles>,
     /// Blocks of writes that a front end may have accepted and the volume has not seen ([`crate::Volume::keep_room`]).
-    pub accepted_above: AtomicU64,
+    /// On a line of its own: in a domain with little room each `write` through a front end's cache writes it.
+    pub accepted_above: Line<AtomicU64>,
     /// Files to be made whole when there is time.
     pub in_pieces: Mutex<in_pieces::InPieces, rank::InPieces>,
     /// Names of this domain's directories that inodes left by renames that may not be durable yet.
@@ -284,7 +285,7 @@ impl Domain {
             new_generations: Mutex::default(),
             quarantined: Mutex::default(),
             lazy: Mutex::default(),
-            accepted_above: AtomicU64::new(0),
+            accepted_above: Line::default(),
             in_pieces: Mutex::default(),
             vacated: VacatedNames::default(),
             tenant_root: AtomicU64::new(tenant_root),

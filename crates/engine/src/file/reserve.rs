@@ -36,7 +36,7 @@ impl MountedVolume {
                 there += to - from;
             } else if writes_in_place(&p, in_place) {
                 // allocated and never written: its first write goes there, and none after it
-                there += to - from - f.pages.dirty_blocks().filter(|l| (from..to).contains(l)).count() as u64;
+                there += to - from - f.pages.dirty_in(from, to).count() as u64;
             }
             at = to;
         }

@@ -398,7 +398,8 @@ impl Volume {
         i.domain_of(ino).map_or(0, |d| i.room(d, PLENTY))
     }
 
-    /// Blocks that writing a range of a file would take now of [`Self::write_room`]: none for those that `fallocate` gave it.
+    /// Blocks that writing a range of a file may take of [`Self::write_room`], however often it is written before a commit: none for
+    /// those that are written where they lie, as the first time those that `fallocate` gave it.
     ///
     /// # Errors
     /// [`Error::NotFound`].

@@ -114,13 +114,19 @@ impl BraidFs {
     pub(crate) fn refused_for_room(&self) {
         let tight = |d: &Domain| d.tight.load(Ordering::Relaxed);
         if self.profile.cache != Cache::Back
+            || !self.tight.ever.load(Ordering::Relaxed)
             || !self.tight.domains.iter().any(tight)
-            || self.tight.clearing.swap(true, Ordering::SeqCst)
         {
             return;
         }
         let Some(channel) = self.connections.main() else { return };
+        if self.tight.clearing.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        // Not sent only where the mount is ending.
         let _ = self.jobs.send(Box::new(move |fs: &BraidFs| {
+            // first: who is refused from now on has more written back, and a panic leaves nothing behind
+            fs.tight.clearing.store(false, Ordering::SeqCst);
             if fs.negotiated.opens() {
                 (0..fs.domain_count())
                     .filter(|d| tight(&fs.tight.domains[*d]))
@@ -129,7 +135,6 @@ impl BraidFs {
             } else {
                 fs.write_back_granted(&channel);
             }
-            fs.tight.clearing.store(false, Ordering::SeqCst);
         }));
     }
 }
