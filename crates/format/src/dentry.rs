@@ -102,7 +102,8 @@ fn put_entries<'a>(mut to: &mut [u8], entries: impl IntoIterator<Item = &'a Dent
 /// [`Corrupt`].
 pub fn decode_entries(buf: &[u8]) -> Result<Vec<Dentry>, Corrupt> {
     let mut r = Reader::new(buf, "directory entries");
-    let mut out: Vec<Dentry> = Vec::new();
+    // of a directory that is only looked at they take no more memory than that
+    let mut out: Vec<Dentry> = Vec::with_capacity(count_entries(buf));
     while r.left() > 0 {
         let (hash, node, generation, kind) = (r.u64()?, InodeNo(r.u64()?), r.u32()?, r.u8()?);
         let n = usize::from(r.u8()?);
@@ -116,6 +117,16 @@ pub fn decode_entries(buf: &[u8]) -> Result<Vec<Dentry>, Corrupt> {
         out.push(Dentry { hash, node, generation, kind, name: name.into() });
     }
     Ok(out)
+}
+
+/// How many entries there are in what holds them, if it does hold.
+fn count_entries(buf: &[u8]) -> usize {
+    let (mut n, mut at) = (0, 0);
+    while let Some(name) = buf.get(at + ENTRY_FIXED_BYTES - 1) {
+        at += ENTRY_FIXED_BYTES + usize::from(*name);
+        n += 1;
+    }
+    n
 }
 
 /// The sealed bucket block of directory `dir` with the lowest hash `first`.

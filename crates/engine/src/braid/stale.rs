@@ -21,6 +21,10 @@ enum Relinked {
     Busy(Arc<Cell>),
 }
 
+/// So many directories, or inodes, are looked at until somebody looks at memory.
+const LOOK_DIRS: usize = 64;
+const LOOK_INODES: usize = 4096;
+
 impl MountedVolume {
     /// Background GC (SpanFS section 3.3): walks the node tables for inodes with a parent in another domain and makes
     /// missing entries again; walks directories and drops entries whose inode is gone. Each finding is looked at a second
@@ -44,17 +48,24 @@ impl MountedVolume {
                 }
                 Ok(())
             })?;
-            for n in remote {
+            // all names of the volume come by, and where there is no background nobody else looks at memory
+            for (i, n) in remote.into_iter().enumerate() {
                 if stop() {
                     return Ok(mended);
                 }
                 mended += self.relink_lost(n)?;
+                if i % LOOK_INODES == LOOK_INODES - 1 {
+                    self.balance_memory();
+                }
             }
-            for n in dirs {
+            for (i, n) in dirs.into_iter().enumerate() {
                 if stop() {
                     return Ok(mended);
                 }
                 mended += self.drop_stale(n)?;
+                if i % LOOK_DIRS == LOOK_DIRS - 1 {
+                    self.balance_memory();
+                }
             }
         }
         self.commit_all()?;

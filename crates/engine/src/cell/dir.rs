@@ -34,7 +34,7 @@ use std::collections::BTreeSet;
 
 use buckets::{Bucket, Buckets, Content};
 pub use entries::Entries;
-use entries::{encoded, memory_of};
+use entries::encoded;
 pub use open::OpenBucket;
 
 /// Reads the bucket at a logical block of the directory.
@@ -236,9 +236,10 @@ impl DirIndex {
         if bytes > BUCKET_BYTES {
             return Err(Corrupt::new("directory", format!("bucket {lblk} of {bytes} bytes")).into());
         }
-        self.memory += entries.iter().map(memory_of).sum::<usize>();
+        let entries = Entries::new(entries);
+        self.memory += entries.memory();
         b.bytes = bytes as u16;
-        b.entries = Some(Entries::new(entries));
+        b.entries = Some(entries);
         self.unloaded -= 1;
         if self.unloaded == 0 {
             self.count = Some(self.buckets.iter_mut().flat_map(|b| &b.1.entries).map(|e| e.len() as u64).sum());
@@ -325,7 +326,7 @@ impl DirIndex {
         self.ensure_probed(home, load)?;
         let pos = self.free_position(home).ok_or(Error::NoSpace)?;
         d.hash = pos;
-        let (size, memory) = (d.encoded_bytes() as u16, memory_of(&d));
+        let size = d.encoded_bytes() as u16;
         let max = if self.inline { INLINE_DIR_MAX } else { BUCKET_BYTES };
         let shared = self.shared && !self.inline;
         let Some((first, (bytes, dirty), entries)) = self.buckets.floor_mut(pos).and_then(|(first, b)| {
@@ -334,8 +335,10 @@ impl DirIndex {
         }) else {
             return Err(Corrupt::new("directory", "a bucket was not loaded").into());
         };
-        self.memory = self.memory.saturating_add_signed(entries.share(shared) as isize);
+        self.memory = self.memory.saturating_add_signed(entries.share(shared).unwrap_or(0) as isize);
+        let (table, memory) = (entries.table_bytes(), entries.memory_of(&d));
         let at = entries.insert(d);
+        self.memory += entries.table_bytes() - table;
         *bytes += size;
         let mut parts = Vec::new();
         if *bytes as usize > max && !cut(&entries.layout(), &mut parts) {
@@ -394,7 +397,7 @@ impl DirIndex {
             }
             left -= 1;
             let Some(entries) = b.entries.as_mut() else { continue };
-            self.memory = self.memory.saturating_add_signed(entries.share(true) as isize);
+            self.memory = self.memory.saturating_add_signed(entries.share(true).unwrap_or(0) as isize);
             let mut parts = Vec::new();
             halve(&entries.layout(), HALVINGS, &mut parts);
             if parts.len() < 2 {
@@ -433,10 +436,10 @@ impl DirIndex {
         let Some(b) = self.buckets.get_mut(first) else { return Ok(None) };
         let Some(entries) = b.entries.as_mut() else { return Ok(None) };
         let Some(d) = entries.remove(i) else { return Ok(None) };
-        self.memory = self.memory.saturating_add_signed(entries.share(shared) as isize);
+        self.memory -= entries.memory_of(&d);
+        self.memory = self.memory.saturating_add_signed(entries.share(shared).unwrap_or(0) as isize);
         b.bytes -= d.encoded_bytes() as u16;
         let emptied = entries.is_empty();
-        self.memory -= memory_of(&d);
         self.count = self.count.map(|n| n.saturating_sub(1));
         if !std::mem::replace(&mut b.dirty, true) {
             self.dirty.insert(first);
@@ -466,7 +469,7 @@ impl DirIndex {
         if let Some(b) = self.buckets.get_mut(0)
             && let Some(entries) = b.entries.as_mut().filter(|e| e.is_empty())
         {
-            self.memory = self.memory.saturating_add_signed(entries.share(false) as isize);
+            self.memory = self.memory.saturating_add_signed(entries.share(false).unwrap_or(0) as isize);
             if std::mem::take(&mut b.on_disk) {
                 self.dropped.insert(0);
             }

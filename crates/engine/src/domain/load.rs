@@ -15,8 +15,8 @@ use std::sync::Arc;
 /// Pages read at once at most.
 pub(crate) const READ_PAGES: u64 = 256;
 
-/// Directories' memory is counted when it has changed by this much.
-const COUNT_STEP: usize = 16 << 10;
+/// Directories' memory is counted when it has changed by this much: so much of each directory may be left out.
+const COUNT_STEP: usize = 1 << 10;
 
 impl Domain {
     /// The cell of an inode of this domain; `None` where there is no such inode.

@@ -16,13 +16,16 @@ use braidfs_store::interface::{Replay, ReplayError};
 use braidfs_sync::workers::Workers;
 use std::sync::Arc;
 
+/// Memory for the cache of a replay, which reads the names of all directories once.
+const CACHE: u64 = 64 << 20;
+
 /// The engine's own recovery.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct JournalReplay;
 
 impl Replay for JournalReplay {
     fn replay_volume(&self, devices: &[Arc<dyn Device>]) -> Result<(), ReplayError> {
-        let options = MountOptions { background: false, ..MountOptions::default() };
+        let options = MountOptions { background: false, cache_bytes: CACHE, ..MountOptions::default() };
         let volume = Volume::mount(devices.to_vec(), options)?;
         if let Err(e) = volume.collect_stale() {
             // the check of the names does that, and more

@@ -60,25 +60,27 @@ impl Entries {
         Self::Sorted(Sorted::new_empty())
     }
 
-    /// Makes them what a directory that several threads change has, or what another one has. Bytes of memory more, or less.
+    /// Makes them what a directory that several threads change has, or what another one has. Where they were not, bytes of
+    /// memory more, or less: places have then changed, also where that is 0.
     #[inline]
-    pub fn share(&mut self, shared: bool) -> i64 {
-        if matches!(self, Self::Spread(_)) == shared { 0 } else { self.convert() }
+    pub fn share(&mut self, shared: bool) -> Option<i64> {
+        if matches!(self, Self::Spread(_)) == shared { None } else { Some(self.convert()) }
     }
 
     #[cold]
     #[inline(never)]
     fn convert(&mut self) -> i64 {
-        match std::mem::take(self) {
-            Self::Sorted(s) => {
-                *self = Self::Spread(s.into());
-                TABLE_BYTES as i64
-            }
-            Self::Spread(s) => {
-                *self = Self::Sorted(s.into());
-                -(TABLE_BYTES as i64)
-            }
-        }
+        let before = self.own_bytes();
+        *self = match std::mem::take(self) {
+            Self::Sorted(s) => Self::Spread(s.into()),
+            Self::Spread(s) => Self::Sorted(s.into()),
+        };
+        self.own_bytes() - before
+    }
+
+    /// [`Self::memory`] without that of long names.
+    fn own_bytes(&self) -> i64 {
+        (self.table_bytes() + self.len() * self.entry_bytes()) as i64
     }
 
     /// Who has the bucket locked for writing will change the entry of a name that stands here if nothing is in its way, or make
@@ -105,12 +107,25 @@ impl Entries {
 
     /// Memory that they take, roughly, in bytes.
     pub fn memory(&self) -> usize {
-        self.table_bytes() + self.iter().map(memory_of).sum::<usize>()
+        self.table_bytes() + self.iter().map(|e| self.memory_of(e)).sum::<usize>()
     }
 
-    /// What of it is not that of entries.
+    /// What of it does not change with each entry that comes or goes.
     pub fn table_bytes(&self) -> usize {
-        if matches!(self, Self::Spread(_)) { TABLE_BYTES } else { 0 }
+        match self {
+            Self::Sorted(s) => s.table_bytes(),
+            Self::Spread(_) => TABLE_BYTES,
+        }
+    }
+
+    /// What each entry takes beside that, without a long name.
+    fn entry_bytes(&self) -> usize {
+        if matches!(self, Self::Spread(_)) { size_of::<Dentry>() } else { 0 }
+    }
+
+    /// Memory of one entry, bytes.
+    pub fn memory_of(&self, d: &Dentry) -> usize {
+        self.entry_bytes() + d.name.heap_bytes()
     }
 
     /// The entry of a place.
@@ -225,9 +240,4 @@ impl Entries {
 /// Bytes of entries in a bucket.
 pub(super) fn encoded<'a>(entries: impl Iterator<Item = &'a Dentry>) -> usize {
     entries.map(Dentry::encoded_bytes).sum()
-}
-
-/// Memory of an entry, bytes.
-pub(super) fn memory_of(d: &Dentry) -> usize {
-    size_of::<Dentry>() + d.name.heap_bytes()
 }

@@ -1,7 +1,6 @@
 //! Changes of names by those who have a directory locked for reading: of one bucket, under its lock.
 
 use super::buckets::Content;
-use super::entries::memory_of;
 use super::{DirIndex, HASH_PROBES, home_position, is_in_one};
 use crate::braid::vacated::Lately;
 use crate::planted::{Bug, planted};
@@ -81,11 +80,12 @@ impl OpenBucket<'_> {
     pub fn insert(&mut self, Room(pos): Room, mut d: Dentry) -> Changed {
         let Content { entries, bytes, .. } = &mut *self.content;
         d.hash = pos;
-        let (size, mut memory) = (d.encoded_bytes() as u16, memory_of(&d) as i64);
+        let (size, mut memory) = (d.encoded_bytes() as u16, 0);
         // `open` gives none that is not loaded
         debug_assert!((*bytes + size) as usize <= BUCKET_BYTES && entries.is_some(), "{bytes} and {size}");
         if let Some(entries) = entries.as_mut() {
-            memory += entries.share(true);
+            // what is shared has a table of one size
+            memory = entries.share(true).unwrap_or(0) + entries.memory_of(&d) as i64;
             entries.insert(d);
             *bytes += size;
         }
@@ -101,12 +101,14 @@ impl OpenBucket<'_> {
     pub fn remove(&mut self, name: &[u8]) -> Option<Changed> {
         let mut place = self.place(name)?;
         let table = self.content.entries.as_mut()?.share(true);
-        if table != 0 {
+        if table.is_some() {
             place = self.place(name)?;
         }
-        let d = self.content.entries.as_mut()?.remove(place)?;
+        let entries = self.content.entries.as_mut()?;
+        let d = entries.remove(place)?;
+        let memory = table.unwrap_or(0) - entries.memory_of(&d) as i64;
         self.content.bytes -= d.encoded_bytes() as u16;
-        Some(Changed { entries: -1, memory: table - memory_of(&d) as i64, first: self.mark() })
+        Some(Changed { entries: -1, memory, first: self.mark() })
     }
 
     /// The bucket is to be written.

@@ -66,7 +66,7 @@ impl Sorted {
     /// Of entries that rise. At most [`MOST`]: others would not fit a bucket.
     pub fn new(slots: Vec<Dentry>) -> Self {
         debug_assert!(slots.len() <= 256 && slots.is_sorted_by(|a, b| a.hash < b.hash));
-        // as much room to grow as the entries have
+        // as much room to grow as the entries have, which is none where they were just read
         let mut keys = Vec::with_capacity(slots.capacity());
         keys.extend((0u8..=255).zip(&slots).map(|(i, e)| Key::new(head(e.hash), i)));
         let lo = slots.first().map_or(u32::MAX, |e| upper(head(e.hash)));
@@ -78,6 +78,11 @@ impl Sorted {
     /// With no entries.
     pub const fn new_empty() -> Self {
         Self { keys: Vec::new(), slots: Vec::new(), lo: u32::MAX, hi: 0, len: 0 }
+    }
+
+    /// Memory of keys and slots, those that are free and those that are yet to come included, bytes.
+    pub fn table_bytes(&self) -> usize {
+        self.keys.capacity() * size_of::<Key>() + self.slots.capacity() * size_of::<Dentry>()
     }
 
     /// Number of entries.

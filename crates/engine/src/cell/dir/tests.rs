@@ -241,6 +241,65 @@ proptest! {
     }
 }
 
+/// The first change beside others turns a bucket into what several threads change. Whatever memory that takes more or less, none
+/// with 64 names, the name that is taken out is the one that was asked for.
+#[test]
+fn who_begins_to_share_a_bucket_takes_its_own_name() {
+    let none: Load<'_> = &mut |_| panic!("all is loaded");
+    let hash = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) & HASH_MAX;
+    let name = |i: u64| format!("a name that is not short {i:03}").into_bytes();
+    for n in 45..=70 {
+        let mut d = DirIndex::new_empty();
+        // it has grown to room for 128
+        for i in 1..=72 {
+            d.insert(hash(i), dentry(&name(i), i), none).unwrap();
+        }
+        for i in n + 1..=72 {
+            d.remove(hash(i), &name(i), none).unwrap().unwrap();
+        }
+        assert!(!d.is_inline() && d.buckets.len() == 1, "{n}");
+        d.set_shared(true);
+        let one = n / 3;
+        let mut bucket = d.open(hash(one)).unwrap();
+        assert!(bucket.can_remove(&name(one)));
+        bucket.remove(&name(one)).unwrap();
+        drop(bucket);
+        for i in 1..=n {
+            let found = d.find(hash(i), &name(i), none).unwrap().map(|e| e.node.0);
+            assert_eq!(found, (i != one).then_some(i), "{n}");
+        }
+    }
+}
+
+/// What is counted is what is allocated; and names that were only read have no room to grow.
+#[test]
+fn memory_counts_what_is_allocated() {
+    let none: Load<'_> = &mut |_| panic!("all is loaded");
+    let hash = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) & HASH_MAX;
+    let mut d = DirIndex::new_empty();
+    for i in 1..=1000u64 {
+        d.insert(hash(i), dentry(format!("file-{i:08}").as_bytes(), i), none).unwrap();
+    }
+    let allocated = |d: &mut DirIndex| -> usize {
+        let tables = d.buckets.iter_mut().filter_map(|b| match b.1.entries.as_ref()? {
+            Entries::Sorted(s) => Some(s.table_bytes()),
+            Entries::Spread(_) => None,
+        });
+        tables.sum()
+    };
+    let grown = allocated(&mut d);
+    assert!(grown >= 1000 * 56 && d.memory == grown, "{grown} and {}", d.memory);
+    let mut disk = Disk::Inline(vec![]);
+    disk.apply(d.take_dirty());
+    let mut d = disk.open();
+    let load: Load<'_> = &mut |l| disk.load(l);
+    let mut pos = 0;
+    while let Some(e) = d.next_after(pos, load).unwrap() {
+        pos = e.hash;
+    }
+    assert_eq!((allocated(&mut d), d.memory), (1000 * 56, 1000 * 56));
+}
+
 #[test]
 fn a_directory_grows_to_buckets_and_goes_back_when_empty() {
     let none: Load<'_> = &mut |_| panic!("all is loaded");

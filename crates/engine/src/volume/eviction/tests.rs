@@ -118,6 +118,49 @@ fn tables_of_many_domains_stay_in_the_budget() {
     v.unmount().unwrap();
 }
 
+/// In a tree of many files most directories are small.
+#[test]
+fn names_of_small_directories_count() {
+    let v = with_budget(32 << 10, 1);
+    let node = |kind| NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" };
+    const DIRS: u64 = 100;
+    const NAMES: u64 = 100;
+    for d in 0..DIRS {
+        let dir = v.create(InodeNo::ROOT, format!("d{d}").as_bytes(), &node(FileKind::Dir), &Cred::root()).unwrap().ino;
+        for f in 0..NAMES {
+            v.create(dir, format!("f{f}").as_bytes(), &node(FileKind::File), &Cred::root()).unwrap();
+        }
+    }
+    // key and entry of each
+    let [_, index, _] = counted(&v);
+    assert!(index >= DIRS * NAMES * 56, "{index} bytes counted");
+    v.unmount().unwrap();
+}
+
+/// As a check of a volume that was not unmounted does it, without a background.
+#[test]
+fn who_looks_at_all_names_keeps_to_the_budget() {
+    let v = with_budget(64 << 10, 1);
+    let node = |kind| NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" };
+    const DIRS: u64 = 200;
+    const NAMES: u64 = 250;
+    for d in 0..DIRS {
+        let dir = v.create(InodeNo::ROOT, format!("d{d}").as_bytes(), &node(FileKind::Dir), &Cred::root()).unwrap().ino;
+        for f in 0..NAMES {
+            // with memory of its own
+            let name = format!("{f:0>200}");
+            v.create(dir, name.as_bytes(), &node(FileKind::File), &Cred::root()).unwrap();
+        }
+    }
+    v.sync().unwrap();
+    forget_all(&v);
+    const { assert!(DIRS * NAMES * 256 > BUDGET / 2 * 3) };
+    v.collect_stale().unwrap();
+    let [_, index, _] = counted(&v);
+    assert!(index > BUDGET / 4 && index <= BUDGET + BUDGET / 4, "{index} bytes of names");
+    v.unmount().unwrap();
+}
+
 #[test]
 fn a_file_in_pieces_counts_with_its_extents() {
     let v = with_budget(64 << 10, 1);
