@@ -99,6 +99,8 @@ pub enum Bug {
     UnreadableBlank,
     /// A commit does not wait for a thread that joined it.
     HelperForgotten,
+    /// What a commit has written may leave memory before the node table says where it lies.
+    CellsLetGo,
     /// Who flushes a device takes a flush for its own that others began before it came.
     FlushUnderWayTaken,
     /// Blocks that make a file whole are free where they lay before the commit that says where they are now.
@@ -172,6 +174,7 @@ impl Bug {
         (Bug::ReplayUnordered, "replay-order", "recovery replays newer transactions of a group first"),
         (Bug::HomesUnflushed, "homes", "checkpoint of all domains told of before its tables are durable"),
         (Bug::HelperForgotten, "joined", "a commit does not wait for a thread that joined it"),
+        (Bug::CellsLetGo, "let-go", "what a commit has written leaves memory before it is durable"),
         (Bug::MovedFreedEarly, "moved-early", "blocks of a file made whole freed before the commit that moves them"),
         (
             Bug::MovedCopyStale,

@@ -202,6 +202,7 @@ impl Domain {
         if listed && !planted(Bug::OrphansLost) {
             records.push(Record::Orphans(orphans));
         }
+        let work = (!planted(Bug::CellsLetGo)).then_some(work);
         Ok(Made { records, dead: share.dead, listed, work })
     }
 
@@ -402,8 +403,8 @@ struct Made {
     /// It lists orphans.
     listed: bool,
     /// Keeps what it has written in memory until the node table says where that lies: who loaded it before would find what was
-    /// there before the transaction.
-    work: Arc<Work>,
+    /// there before the transaction. Always there, but for a bug on purpose.
+    work: Option<Arc<Work>>,
 }
 
 /// The commits of several domains in steps, each for all of them before the next ([`crate::volume`]). Nobody else may commit

@@ -42,10 +42,11 @@ const WORKLOADS: [(Part, u64); 11] = [
 ];
 
 /// Where bugs are seen that most workloads do not see: these are run first. Where they moved, the others come after them.
-const SEEN_BY: [(Bug, Part, std::ops::Range<u64>); 16] = [
+const SEEN_BY: [(Bug, Part, std::ops::Range<u64>); 17] = [
     (Bug::LeaverForgotten, Part::One, 0..60),
     (Bug::FlushUnderWayTaken, Part::Threads, 0..1000),
     (Bug::HelperForgotten, Part::Threads, 0..1000),
+    (Bug::CellsLetGo, Part::Threads, 0..1000),
     (Bug::CommitUnderWayForgotten, Part::Threads, 0..24),
     (Bug::SlotMissed, Part::Threads, 0..1000),
     (Bug::OwnedTwice, Part::Groups, 0..24),
