@@ -39,6 +39,8 @@ const SHARED: P = P("shared");
 const NAMES: usize = 3;
 /// In a seed of a volume: the shared directory has several buckets, and threads change it beside each other.
 pub const BESIDE: u64 = 1 << 63;
+/// In a seed of a volume: its cache has no room, so that whatever may leave memory does, and is read again.
+pub const PRESSED: u64 = 1 << 62;
 /// Names of a thread in such a directory.
 const NAMES_BESIDE: usize = 8;
 
@@ -114,6 +116,9 @@ impl Threads {
 pub fn base(seed: u64) -> Result<Base, String> {
     set_clock(0);
     let mut setup = Setup::vary(seed);
+    if seed & PRESSED != 0 {
+        setup.cache = 1;
+    }
     if seed & BESIDE != 0 {
         setup.share_dirs = true;
         setup.mkfs.domains = Some(2 + (seed % 3) as u16);

@@ -1,0 +1,58 @@
+//! Many short runs of several threads, most of them with no room in the cache: each answer, and the tree at the end, and what a
+//! crash at a few places leaves. What a commit, the cleaner or an fsync needs in memory longer than it stays there is seen so.
+//!
+//! `BRAIDFS_SEED`, `BRAIDFS_THREAD_RUNS` (default 600). The seed gives the run, schedule included. With `--features planted-bugs`
+//! the runs must find a commit that lets go of its cells.
+#![cfg(feature = "schedule")]
+
+use braidfs_testkit::crash::check::Counts;
+use braidfs_testkit::crash::explore::Limits;
+use braidfs_testkit::crash::threads::{BESIDE, PRESSED, run};
+use braidfs_testkit::env_number;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Kinds of volumes, in turns.
+const KINDS: [u64; 4] = [PRESSED, PRESSED | BESIDE, 0, BESIDE];
+
+/// Runs seeds `0..count` of each turn by as many threads as there are CPUs, until one fails: it, and why.
+fn first_failure(count: u64) -> Option<(u64, String)> {
+    let limits = Limits { random_points: 2, ..Limits::brief() };
+    let (next, failed) = (AtomicU64::new(0), Mutex::new(None));
+    let from = braidfs_testkit::seed().wrapping_mul(1 << 32) & !(PRESSED | BESIDE);
+    std::thread::scope(|s| {
+        for _ in 0..limits.threads {
+            s.spawn(|| {
+                loop {
+                    let n = next.fetch_add(1, Relaxed);
+                    if n >= count || failed.lock().unwrap().is_some() {
+                        break;
+                    }
+                    let seed = (from + n) | KINDS[n as usize % KINDS.len()];
+                    if let Err(e) = run(seed, &limits, &|| false, &mut Counts::default()) {
+                        failed.lock().unwrap().get_or_insert((seed, e.to_string()));
+                    }
+                }
+            });
+        }
+    });
+    failed.into_inner().unwrap()
+}
+
+// one test: a planted bug is one of the whole process
+#[test]
+fn runs_of_threads_without_room_in_the_cache() {
+    let count = env_number("BRAIDFS_THREAD_RUNS", 600);
+    #[cfg(feature = "planted-bugs")]
+    {
+        use braidfs::planted::{Bug, plant};
+        plant(Some(Bug::CellsLetGo));
+        let found = first_failure(count);
+        plant(None);
+        let (seed, why) = found.expect("no run sees a commit that lets go of its cells");
+        println!("with the bug: seed {seed}: {}", why.lines().next().unwrap_or_default());
+    }
+    if let Some((seed, why)) = first_failure(count) {
+        panic!("braidfs_testkit::crash::threads::run({seed:#x}, …): {why}");
+    }
+}
