@@ -12,10 +12,12 @@ mounts every braidfs with these options first.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import pathlib
 import pickle
+import re
 import select
 import shutil
 import signal
@@ -330,6 +332,17 @@ class Ext4(Volume):
 # How mounts that do not say it get their requests: auto, ring or dev.
 TRANSPORT = os.environ.get("BRAIDFS_TRANSPORT", "")
 RING_SWITCH = pathlib.Path("/sys/module/fuse/parameters/enable_uring")
+
+
+def by_rings():
+    """Do mounts that this process makes get their requests through io_uring, as far as it can tell?"""
+    chosen = re.findall(r"\btransport=(\w+)", os.environ.get("BRAIDFS_OPTIONS", "")) or [TRANSPORT or "auto"]
+    return chosen[-1] == "ring" or chosen[-1] == "auto" and RING_SWITCH.exists() and RING_SWITCH.read_text().strip() == "Y"
+
+
+def dead():
+    """What a call gets whose server has died; by a ring also what the kernel says of a request that the killed process held."""
+    return (errno.ENOTCONN, errno.ECONNABORTED, errno.EIO, *([errno.ECANCELED] if by_rings() else []))
 
 
 def why_no_rings():

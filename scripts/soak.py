@@ -10,6 +10,7 @@ zeros; nothing that was not removed is gone. Now and then the volume is unmounte
 there. The seed is printed with each failure; every command stands in target/soak.log. Exit code 1 after a failure.
 """
 
+import errno
 import hashlib
 import os
 import pickle
@@ -334,7 +335,7 @@ def feed(data, expected):
             break
         expected.take(pickle.loads(data[at + 4 : at + 4 + size]))
         at += 4 + size
-    if expected.last and expected.last[1] not in (5, 28, 103, 107):  # EIO, ENOSPC, ECONNABORTED, ENOTCONN
+    if expected.last and expected.last[1] not in (errno.ENOSPC, *fslib.dead()):
         raise Failed(f"a worker: {expected.last[2]}")
 
 

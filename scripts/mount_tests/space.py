@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import mmap
 import os
 
 from filling import empty, fill, offered
@@ -12,13 +13,13 @@ MIB = 1 << 20
 
 
 @contextlib.contextmanager
-def small(volume, domains, size=600 * MIB, *how):
+def small(volume, domains, size=600 * MIB, *how, options=()):
     """A volume of its own, unmounted and checked at the end."""
     daemon_only(volume)
     own = BraidFs(volume.image.parent, "small", size, volume.binary)
     try:
         own.mkfs("--domains", str(domains), *how)
-        own.mount()
+        own.mount(*options)
         yield own
         own.umount()
         same(own.fsck("-f", "-n")[0], 0, "exit code of fsck")
@@ -68,6 +69,38 @@ def space_offered_can_be_allocated(volume, _top):
             finally:
                 os.close(fd)
             empty(top, own.mnt)
+
+
+@check(seconds=120)
+def direct_writes_that_do_not_fit(volume, _top):
+    """ENOSPC, never EIO, of one that the daemon did not see coming and whose last requests do not fit; the size stays."""
+    for options in ((), ("fileflags",), ("cache=through",)):
+        with small(volume, 1, 64 * MIB, options=options) as own, mmap.mmap(-1, 4 * MIB) as data:
+            data[:] = os.urandom(len(data))
+            # open before room is short: with `fileflags` also written by several requests at once
+            path = own.mnt / "f"
+            fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_DIRECT)
+            (own.mnt / "ballast").write_bytes(bytes(offered(own.mnt) - 3 * MIB))
+            own.settle()
+            refused = 0
+            try:
+                for size in range(offered(own.mnt) - MIB // 4, 4 * MIB, MIB // 8):
+                    size -= size % 4096
+                    for kept in (0, 4096, 10_000):
+                        path.write_bytes(bytes(kept))
+                        try:
+                            done = os.pwritev(fd, [memoryview(data)[:size]], 4096)
+                            must(0 < done <= size, f"{options}: {done} bytes of {size}")
+                            same(path.read_bytes()[4096 : 4096 + done], data[:done], f"{options}: what was written")
+                        except OSError as error:
+                            same(error.errno, errno.ENOSPC, f"{options}: errno of {size} bytes")
+                            same(path.stat().st_size, kept, f"{options}: size after a refused write")
+                            refused += 1
+                        os.ftruncate(fd, 0)
+            finally:
+                os.close(fd)
+            # written through, it takes the part that fits
+            must(refused or "fileflags" in options, f"{options}: everything fits")
 
 
 @check(seconds=120)

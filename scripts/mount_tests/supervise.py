@@ -13,17 +13,12 @@ import threading
 import time
 
 import fslib
-from fslib import Failed, is_running, kill_and_wait, quiet, run, wait_for
+from fslib import Failed, dead, is_running, kill_and_wait, quiet, run, wait_for
 from mount_tests.common import check, daemon_only, must, refused, root_only, same, write_synced
 from mount_tests.helpers import loop_device, small_volume
 
 # `make supervise-kills` asks for more.
 KILLS = int(os.environ.get("SUPERVISE_KILLS", "3"))
-
-
-def dead():
-    """What a call gets whose server has died; by a ring also what the kernel says of a request that the killed process held."""
-    return (errno.ENOTCONN, errno.ECONNABORTED, errno.EIO, *([errno.ECANCELED] if fslib.TRANSPORT == "ring" else []))
 
 
 def parent_of(pid):

@@ -15,10 +15,10 @@ import subprocess
 import time
 
 import fslib
-from fslib import Failed, Skipped, is_running, run, wait_for
+from fslib import Failed, Skipped, dead, is_running, run, wait_for
 from mount_tests.common import LIBC, NOBODY, as_nobody, check, daemon_only, must, refused, root_only, same, write_synced
 from mount_tests.helpers import loop_device, small_volume
-from mount_tests.supervise import both, dead, kill_serving, supervised
+from mount_tests.supervise import both, kill_serving, supervised
 from mount_tests.transport import with_rings
 
 # `make upgrade-rounds` asks for more.

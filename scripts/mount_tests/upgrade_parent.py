@@ -11,10 +11,10 @@ import socket
 import subprocess
 import time
 
-from fslib import is_running, kill_and_wait, run, wait_for
+from fslib import dead, is_running, kill_and_wait, run, wait_for
 from mount_tests.common import NOBODY, as_nobody, check, daemon_only, must, refused, same, write_synced
 from mount_tests.helpers import small_volume
-from mount_tests.supervise import both, dead, kill_serving, supervised
+from mount_tests.supervise import both, kill_serving, supervised
 from mount_tests.upgrade import BACK, FAILPOINT, KILLED, Held, mounted_by_nobody, upgrade
 
 LOOKED = "looked after by the same program"

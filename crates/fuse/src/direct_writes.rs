@@ -40,6 +40,7 @@
 
 use crate::channel::Channel;
 use crate::fs::{BraidFs, Context};
+use crate::node::WireId;
 use crate::request::{Answer, Handled, Outcome, Request};
 use braidfs::InodeNo;
 use braidfs_sync::{Mutex, rank};
@@ -231,22 +232,16 @@ impl BraidFs {
     ) -> Handled {
         let id = req.node();
         let Some(stale) = self.direct_writes.must_drop(id.ino(), offset, len) else { return Ok(Outcome::Reply) };
-        let drop_pages = move |fs: &BraidFs, channel: &Channel| {
-            let bytes = |page: u64| page.saturating_mul(PAGE);
-            let (from, to) = (bytes(stale.pages.start), bytes(stale.pages.end));
-            fs.drop_pages(id, Some((from, to - from)), channel);
-            fs.direct_writes.dropped(id.ino(), &stale);
-        };
         let synced = self.sync_changes(req, Ok(Outcome::Reply), cx);
         let Some(waiting) = self.let_wait(true).filter(|_| synced.is_ok()) else {
             let channel = cx.channel.clone();
             // Not sent only where the mount is ending.
-            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| drop_pages(fs, &channel)));
+            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.drop_stale(id, &stale, &channel)));
             return synced;
         };
         let (later, body, channel): (_, _, Arc<Channel>) = (cx.later(), out.body().to_vec(), cx.channel.clone());
         let job = Box::new(move |fs: &BraidFs| {
-            drop_pages(fs, &channel);
+            fs.drop_stale(id, &stale, &channel);
             drop(waiting);
             let mut out = Answer::new(body.len());
             out.put_bytes(&body);
@@ -255,6 +250,21 @@ impl BraidFs {
         // A job that cannot be handed over is dropped, and answers EIO.
         let _ = self.jobs.send(job);
         Ok(Outcome::Deferred)
+    }
+
+    /// As [`Self::written_direct`], of a WRITE that is answered with an error: nobody waits until the pages are gone.
+    pub(crate) fn part_written_direct(&self, id: WireId, offset: u64, len: usize, cx: &Context<'_>) {
+        if let Some(stale) = self.direct_writes.must_drop(id.ino(), offset, len) {
+            let channel = cx.channel.clone();
+            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.drop_stale(id, &stale, &channel)));
+        }
+    }
+
+    fn drop_stale(&self, id: WireId, stale: &Dropping, channel: &Channel) {
+        let bytes = |page: u64| page.saturating_mul(PAGE);
+        let (from, to) = (bytes(stale.pages.start), bytes(stale.pages.end));
+        self.drop_pages(id, Some((from, to - from)), channel);
+        self.direct_writes.dropped(id.ino(), stale);
     }
 }
 
