@@ -57,6 +57,10 @@ cleanup() {
     trap '' INT TERM HUP
     set +e
     for action in "${AT_EXIT[@]}"; do eval "$action"; done
+    # what a daemon has to say of a failure goes with it
+    [ "$code" = 0 ] || for mnt in "${MOUNTS[@]}"; do
+        [ ! -s "$WORK/$mnt.log" ] || sed "s/^/$mnt: /" "$WORK/$mnt.log" | tail -n 20 >&2
+    done
     for mnt in "${MOUNTS[@]}"; do
         pids=$(daemons "$mnt")
         for ((n = 0; n < 5; n++)); do
@@ -113,7 +117,9 @@ with_kernels() { # IMG SIZE MNT MKFS [OPTION...]
     losetup -d "$device" # detaches with the unmount
 }
 
-mount_braidfs() { "$BRAIDFS" mount ${BRAIDFS_OPTIONS:+-o "$BRAIDFS_OPTIONS"} "$WORK/$1" "$WORK/$2"; } # IMG MNT
+mount_braidfs() { # IMG MNT
+    "$BRAIDFS" mount --log-file "$WORK/$2.log" ${BRAIDFS_OPTIONS:+-o "$BRAIDFS_OPTIONS"} "$WORK/$1" "$WORK/$2"
+}
 
 with_braidfs() { # IMG SIZE MNT [MKFS-OPTION...]
     local img=$1 size=$2 mnt=$3

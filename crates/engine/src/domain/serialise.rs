@@ -99,7 +99,7 @@ impl Domain {
 
     /// A new overflow node.
     pub fn alloc_overflow(&self, near: InodeNo) -> Result<NodeId> {
-        let (node, generation) = self.nodes.alloc(Some(near.node()))?.ok_or(Error::NoSpace)?;
+        let (node, generation) = self.nodes.alloc_overflow(near.node())?.ok_or(Error::NoSpace)?;
         self.new_generations.lock().insert(node, generation);
         Ok(node)
     }

@@ -77,22 +77,58 @@ impl NodeTable {
         }
     }
 
-    /// Takes a free slot, in the table block of `near` if it has one and no other thread is in it, and the generation that
-    /// its node gets. The slots 0 and 1 of group 0 are never given out. `None` where there is none in the domain's groups.
+    /// Takes a free slot for an inode, in the table block of `near` if it has one and no other thread is in it, and the
+    /// generation that its node gets. The slots 0 and 1 of group 0 are never given out, and those of the reserve
+    /// ([`NodeGroup::reserved`]) not for inodes. `None` where there is none in the domain's groups.
     ///
     /// # Errors
     /// Of the device, or `Corrupt`.
     pub fn alloc(&self, near: Option<NodeId>) -> Result<Option<(NodeId, u32)>> {
-        let taken = self.alloc_slot(near);
+        let taken = self.alloc_slot(near, true);
         self.evict_entries();
         taken
     }
 
-    fn alloc_slot(&self, near: Option<NodeId>) -> Result<Option<(NodeId, u32)>> {
+    /// [`Self::alloc`] for a node that holds what the record of an inode has no room for; where there is no other slot one of
+    /// the reserve.
+    ///
+    /// # Errors
+    /// As [`Self::alloc`].
+    pub fn alloc_overflow(&self, near: NodeId) -> Result<Option<(NodeId, u32)>> {
+        let taken = match self.alloc_slot(Some(near), true) {
+            Ok(None) => {
+                self.few.store(true, Relaxed);
+                self.alloc_slot(Some(near), false)
+            }
+            other => other,
+        };
+        self.evict_entries();
+        taken
+    }
+
+    /// Slots of the reserve, free or not.
+    pub(crate) fn reserve(&self) -> u64 {
+        let groups = self.groups.read().len() as u64;
+        groups * u64::from(NodeGroup::reserved(self.store.geometry().node_blocks()))
+    }
+
+    /// Whether a good part of the reserve is in use, so that an operation after which a commit may need more of it must see to
+    /// that first.
+    #[inline]
+    pub(crate) fn is_short(&self) -> bool {
+        self.few.load(Relaxed) && self.free() < self.reserve() / 4 * 3
+    }
+
+    /// Free slots for inodes.
+    pub(crate) fn free_for_inodes(&self) -> u64 {
+        self.free().saturating_sub(self.kept_free()).saturating_sub(self.reserve())
+    }
+
+    fn alloc_slot(&self, near: Option<NodeId>, inode: bool) -> Result<Option<(NodeId, u32)>> {
         let mut cursor = self.cursors.mine().lock();
         let behind = near.and_then(|near| self.go_near(&mut cursor, near));
         if let Some((group, index)) = &cursor.at
-            && let Some(taken) = self.take_in(group, *index, behind)?
+            && let Some(taken) = self.take_in(group, *index, behind, inode)?
         {
             return Ok(Some(taken));
         }
@@ -107,13 +143,16 @@ impl NodeTable {
                 let first = if group.number == from.0 { from.1 } else { 0 };
                 for index in (first..group.len()).chain(0..first) {
                     let claimed = &group.claimed[index as usize];
-                    if !share && claimed.load(Relaxed) || group.blocks[index as usize].free.load(Relaxed) == 0 {
+                    if !share && claimed.load(Relaxed)
+                        || group.blocks[index as usize].free.load(Relaxed) == 0
+                        || inode && group.inodes_end(index) == 0
+                    {
                         continue;
                     }
                     if !share && claimed.swap(true, Relaxed) {
                         continue;
                     }
-                    match self.take_in(group, index, None) {
+                    match self.take_in(group, index, None, inode) {
                         Ok(Some(taken)) => {
                             if !share {
                                 cursor.at = Some((group.clone(), index));
@@ -153,7 +192,7 @@ impl NodeTable {
         Some(slot + 1)
     }
 
-    fn take_in(&self, group: &NodeGroup, index: u32, from: Option<u32>) -> Result<Option<(NodeId, u32)>> {
+    fn take_in(&self, group: &NodeGroup, index: u32, from: Option<u32>, inode: bool) -> Result<Option<(NodeId, u32)>> {
         if group.blocks[index as usize].free.load(Relaxed) == 0 {
             return Ok(None);
         }
@@ -163,7 +202,8 @@ impl NodeTable {
                 return Ok(None);
             }
             block.entries(self.tables(), group, index)?;
-            let Some(slot) = block.find(from.unwrap_or(block.next)) else { return Ok(None) };
+            let end = if inode { group.inodes_end(index) } else { NODES_PER_BLOCK };
+            let Some(slot) = block.find(from.unwrap_or(block.next), end) else { return Ok(None) };
             let old = block.entries(self.tables(), group, index)?[slot as usize].generation;
             block.set_taken(slot, true);
             block.next = slot + 1;

@@ -40,7 +40,7 @@ use slots::{Cursor, NodeGroup};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 type Groups = BTreeMap<u32, Arc<NodeGroup>>;
 /// A group that stays the domain's for as long as this lives: not to be held where the list of groups is read again.
@@ -55,6 +55,8 @@ pub struct NodeTable {
     /// Threads look for slots in table blocks of their own.
     cursors: PerSlot<Mutex<Cursor, rank::NodeCursor>>,
     total: AtomicU64,
+    /// Nodes that are no inodes had to take slots of the reserve ([`NodeGroup::reserved`]). Read by all, seldom written.
+    few: AtomicBool,
     /// Free slots of the table blocks that were read; see `uncounted`.
     free: Counter,
     /// Table blocks that were not read yet.
@@ -79,6 +81,7 @@ impl NodeTable {
             groups: PassLock::default(),
             cursors: PerSlot::default(),
             total: AtomicU64::new(0),
+            few: AtomicBool::new(false),
             free: Counter::default(),
             uncounted: AtomicU64::new(0),
             resident: Residency::new(TABLE_BLOCKS_MAX),
@@ -128,6 +131,7 @@ impl NodeTable {
         }
         groups.insert(number, Arc::new(NodeGroup::new(number, geometry.node_blocks(), counts)));
         self.uncounted.fetch_add(u64::from(geometry.node_blocks()), Relaxed);
+        self.few.store(false, Relaxed);
         // Node 0 is none.
         self.total.fetch_add(u64::from(geometry.nodes()) - u64::from(number == 0), Relaxed);
         Ok(())

@@ -73,6 +73,20 @@ impl NodeGroup {
     pub fn len(&self) -> u32 {
         self.blocks.len() as u32
     }
+    /// Slots of a group of `blocks` table blocks that no inode gets: the last ones of its last block.
+    ///
+    /// Nodes that hold what an inode's record has no room for are made by commits, and where one has none its domain fails. A
+    /// leaf of extents is half full at least, and stands for more than fits a record, so that a domain full of files in pieces
+    /// has one for 64 blocks or more, and a group has two slots for each block; names and attributes take some. Which slots
+    /// they are is fixed: who makes inodes counts nothing.
+    pub fn reserved(blocks: u32) -> u32 {
+        (blocks * NODES_PER_BLOCK / 64).clamp(16, NODES_PER_BLOCK)
+    }
+    /// Behind the last slot of a block that an inode can get.
+    pub fn inodes_end(&self, index: u32) -> u32 {
+        let kept = if index + 1 == self.len() { Self::reserved(self.len()) } else { 0 };
+        NODES_PER_BLOCK - kept
+    }
     /// Where block `index` lies.
     pub fn place(&self, store: &Store, index: u32) -> Place<'_> {
         let g = store.geometry();
@@ -132,7 +146,8 @@ impl BlockState {
     pub fn free(&self) -> u16 {
         self.taken.map_or(UNKNOWN, |t| (NODES_PER_BLOCK - t.iter().map(|w| w.count_ones()).sum::<u32>()) as u16)
     }
-    pub fn find(&self, from: u32) -> Option<u32> {
+    /// A free slot before `end`, from `from` on if there is one.
+    pub fn find(&self, from: u32, end: u32) -> Option<u32> {
         let taken = self.taken?;
         let free = |from: u32, to: u32| {
             let mut slot = from;
@@ -147,7 +162,7 @@ impl BlockState {
             }
             None
         };
-        free(from, NODES_PER_BLOCK).or_else(|| free(0, from.min(NODES_PER_BLOCK)))
+        free(from, end).or_else(|| free(0, from.min(end)))
     }
 }
 

@@ -139,21 +139,23 @@ fn every_slot_once_from_many_threads() {
     let (_, store) = fixture();
     let table = open_table(&store, &GROUPS).unwrap();
     let seen = braidfs_sync::plain::Mutex::new(HashSet::new());
-    std::thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| {
-                let mut last = None;
-                loop {
-                    match table.alloc(None).unwrap() {
-                        Some((node, _)) => assert!(seen.lock().insert(node)),
-                        None => return last,
+    let by_four = |alloc: &(dyn Fn() -> crate::error::Result<Option<(NodeId, u32)>> + Sync)| {
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while let Some((node, _)) = alloc().unwrap() {
+                        assert!(seen.lock().insert(node));
                     }
-                    last = Some(());
-                }
-            });
-        }
-    });
-    assert_eq!((seen.lock().len() as u64, table.free()), (NODES - 2, 0));
+                });
+            }
+        });
+    };
+    by_four(&|| table.alloc(None));
+    let kept = table.reserve();
+    assert!(kept >= 16 && seen.lock().len() as u64 == NODES - 2 - kept, "{kept}");
+    assert_eq!((table.free(), table.free_for_inodes(), table.is_short()), (kept, 0, false));
+    by_four(&|| table.alloc_overflow(NodeId(300)));
+    assert_eq!((seen.lock().len() as u64, table.free(), table.is_short()), (NODES - 2, 0, true));
     table.release(NodeId(77));
     assert_eq!(table.free(), 1);
     assert_eq!(table.alloc(None).unwrap().unwrap(), (NodeId(77), 1));

@@ -86,7 +86,7 @@ impl<'a> Op<'a> {
         lender: Option<DomainId>,
     ) -> Result<Op<'a>> {
         let doms = in_order(mounted, domains);
-        let mut attempt = 0;
+        let (mut attempt, mut had_nodes) = (0, false);
         'again: loop {
             let closed = || mounted.shared.closing.load(Ordering::Relaxed) && !LAST.get();
             // it would make room for what is refused
@@ -96,6 +96,14 @@ impl<'a> Op<'a> {
             let enters = enter_all(&doms)?;
             if closed() {
                 return Err(Error::ReadOnly);
+            }
+            // who takes away may go on: of what it frees the nodes are free after the commit
+            if !essential && !had_nodes && enters.iter().any(|e| e.domain.nodes.is_short()) {
+                drop(enters);
+                had_nodes = true;
+                let mut short = doms.iter().filter(|d| d.nodes.is_short());
+                short.try_for_each(|d| mounted.make_nodes(mounted.dom(d.id)))?;
+                continue 'again;
             }
             for (i, e) in enters.iter().enumerate() {
                 let space = &e.domain.space;

@@ -299,6 +299,22 @@ impl MountedVolume {
         Ok(())
     }
 
+    /// For an operation after which a commit may need nodes of a domain that is short of them ([`NodeTable::is_short`]): another
+    /// group brings some; else the commit takes what has been promised so far, and half of the reserve must be left. Inside
+    /// no gate.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] where it is not; of the device.
+    ///
+    /// [`NodeTable::is_short`]: crate::nodes::NodeTable::is_short
+    pub(super) fn make_nodes(&self, d: &Arc<Domain>) -> Result<()> {
+        if self.claim_group(d)? {
+            return Ok(());
+        }
+        d.commit()?;
+        if d.nodes.free() < d.nodes.reserve() / 2 { Err(Error::NoSpace) } else { Ok(()) }
+    }
+
     /// Blocks that files of a domain can still take: its own, and those of groups that it can get. Exact below `enough`.
     pub(crate) fn room(&self, d: &Domain, enough: u64) -> u64 {
         self.room_as(d, enough, |more| d.space.available_with(more))
@@ -355,8 +371,8 @@ impl Volume {
             s.blocks += x.blocks;
             s.free += (x.free + x.pending).saturating_sub(x.reserved);
             s.available += d.space.available();
-            s.inodes += d.nodes.total();
-            s.inodes_free += d.nodes.free().saturating_sub(d.nodes.kept_free());
+            s.inodes += d.nodes.total().saturating_sub(d.nodes.reserve());
+            s.inodes_free += d.nodes.free_for_inodes();
         }
         let g = i.store.geometry();
         let free_groups = u64::from(i.bat.lock().free_groups());

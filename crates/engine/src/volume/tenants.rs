@@ -650,8 +650,8 @@ impl MountedVolume {
             blocks,
             free: blocks - used,
             available: room.min(blocks - used),
-            inodes: d.nodes.total(),
-            inodes_free: d.nodes.free(),
+            inodes: d.nodes.total().saturating_sub(d.nodes.reserve()),
+            inodes_free: d.nodes.free_for_inodes(),
         }
     }
 
@@ -660,8 +660,7 @@ impl MountedVolume {
     pub(super) fn inodes_of_tenant(&self, d: &Domain, s: &mut StatFs) {
         let (used, Some(limit)) = d.inodes.used_and_limit() else { return };
         let groups = self.bat.lock().free_groups_but(&self.forbidden(d.devices()));
-        let most = d.nodes.free().saturating_sub(d.nodes.kept_free())
-            + u64::from(groups) * u64::from(self.store.geometry().nodes());
+        let most = d.nodes.free_for_inodes() + u64::from(groups) * u64::from(self.store.geometry().nodes());
         s.inodes = limit.min(used.saturating_add(most)).max(used);
         s.inodes_free = s.inodes - used;
     }

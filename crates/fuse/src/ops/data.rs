@@ -102,9 +102,9 @@ impl BraidFs {
         } else {
             self.takes_write(&opened, arg.offset)?;
             let _as = self.as_requester(req);
-            let size = self.vol.write(opened.file(), arg.offset, data).map_err(errno)?;
+            let mut size = self.vol.write(opened.file(), arg.offset, data).map_err(errno)?;
             if direct && size < data.len() && opened.handle().is_none_or(|h| h.cached_writer) {
-                return Err(self.direct_rest(req, &opened, (arg.offset, data), size, cx));
+                size = self.direct_rest(req, &opened, (arg.offset, data), size, cx)?;
             }
             size as u32
         };
@@ -139,8 +139,8 @@ impl BraidFs {
         Ok(done as u32)
     }
 
-    /// Of a direct write only the first `done` bytes were taken: why not the rest. The kernel has all requests of such a
-    /// write under way at once, and a short answer to one of them makes EIO of the whole (`fuse_get_res_by_io` in
+    /// Of a direct write only the first `done` bytes were taken: takes the rest, or tells why not. The kernel has all requests
+    /// of such a write under way at once, and a short answer to one of them makes EIO of the whole (`fuse_get_res_by_io` in
     /// fs/fuse/file.c); a file that is written through has one after the other, and tells how much was written.
     fn direct_rest(
         &self,
@@ -149,19 +149,23 @@ impl BraidFs {
         (offset, data): (u64, &[u8]),
         mut done: usize,
         cx: &Context<'_>,
-    ) -> Errno {
+    ) -> Result<usize, Errno> {
         let why = loop {
             match self.vol.write(opened.file(), offset + done as u64, &data[done..]).map_err(errno) {
-                Ok(n) if n > 0 && done + n < data.len() => done += n,
-                Ok(_) => break Errno::NOSPC,
+                Ok(0) => break Errno::NOSPC,
+                Ok(n) => done += n,
                 Err(e) => break e,
             }
+            // somebody made room
+            if done == data.len() {
+                return Ok(done);
+            }
         };
-        self.watch_room(opened.ino(), done as u64, cx.channel);
         if done > 0 {
+            self.watch_room(opened.ino(), done as u64, cx.channel);
             self.part_written_direct(req.node(), offset, done, cx);
         }
-        why
+        Err(why)
     }
 
     pub(crate) fn release(&self, req: &Request<'_>, cx: &Context<'_>) -> Handled {

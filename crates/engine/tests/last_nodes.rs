@@ -1,0 +1,134 @@
+//! Inodes are used up, and commits need more nodes: for extents, for names, for attributes. No domain fails for that.
+
+use braidfs::{Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, Volume, XattrMode, mkfs};
+use braidfs_device::{Device, MemDevice};
+use std::sync::Arc;
+
+fn volume(domains: u16, mib: u64) -> (Arc<dyn Device>, Volume) {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(mib * 256));
+    let o = MkfsOptions { domains: Some(domains), group_bytes: Some(4 << 20), ..MkfsOptions::default() };
+    mkfs::format(std::slice::from_ref(&device), &o).unwrap();
+    (device.clone(), mount(&device))
+}
+
+fn mount(device: &Arc<dyn Device>) -> Volume {
+    let options = MountOptions { background: false, ..MountOptions::default() };
+    Volume::mount(vec![device.clone()], options).unwrap()
+}
+
+fn node(kind: FileKind) -> NewNode<'static> {
+    NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" }
+}
+
+fn create(v: &Volume, dir: InodeNo, name: &str) -> Result<InodeNo, Error> {
+    v.create(dir, name.as_bytes(), &node(FileKind::File), &Cred::root()).map(|a| a.ino)
+}
+
+/// Files in the root until there is no number left; how many.
+fn fill_up(v: &Volume) -> usize {
+    for n in 0.. {
+        match create(v, InodeNo::ROOT, &format!("{n}")) {
+            Ok(_) => {}
+            Err(Error::NoSpace) => {
+                v.sync().unwrap();
+                return n;
+            }
+            Err(e) => panic!("{n}: {e}"),
+        }
+    }
+    unreachable!()
+}
+
+/// It is done, or there is no room: never anything else.
+fn done<T>(r: Result<T, Error>) -> bool {
+    match r {
+        Ok(_) => true,
+        Err(Error::NoSpace) => false,
+        Err(e) => panic!("{e}"),
+    }
+}
+
+fn is_whole(device: Arc<dyn Device>, v: Volume) {
+    assert!(v.domains().iter().all(|d| d.failed.is_none()));
+    v.unmount().unwrap();
+    let how = braidfs_check::FsckOptions { repair: false, force: true };
+    let replay = braidfs::JournalReplay;
+    let found = braidfs_check::check(&[device], &how, &replay, &|_, _, _| {}).unwrap().findings;
+    assert_eq!(found, vec![]);
+}
+
+/// Files that need leaves for their extents, one after the other, and all of them again.
+#[test]
+fn files_in_pieces_on_a_volume_without_inodes() {
+    let (device, v) = volume(1, 64);
+    let files: Vec<_> = (0..40).map(|n| create(&v, InodeNo::ROOT, &format!("f{n}")).unwrap()).collect();
+    let made = fill_up(&v);
+    assert!(made > 1000 && v.statfs().inodes_free == 0, "{made}, {:?}", v.statfs());
+    let (mut written, mut refused) = (0, 0);
+    for round in 0..3u64 {
+        for ino in &files {
+            let f = v.open(*ino).unwrap();
+            for at in 0..250 {
+                let ok = done(v.write(&f, (at * 2 + round % 2) * 4096 * 3, &[7; 4096]));
+                written += u64::from(ok);
+                refused += u64::from(!ok);
+            }
+            v.sync().unwrap();
+        }
+    }
+    assert!(written > 2000, "{written} written, {refused} refused");
+    is_whole(device, v);
+}
+
+/// A directory that grows by links, and inodes with many names and long attributes: each needs nodes of its own.
+#[test]
+fn links_and_attributes_on_a_volume_without_inodes() {
+    let (device, v) = volume(1, 32);
+    let me = Cred::root();
+    let dir = v.create(InodeNo::ROOT, b"dir", &node(FileKind::Dir), &me).unwrap().ino;
+    let files: Vec<_> = (0..30).map(|n| create(&v, InodeNo::ROOT, &format!("f{n}")).unwrap()).collect();
+    fill_up(&v);
+    let long = "x".repeat(200);
+    let mut counts = [0; 4];
+    for round in 0..40 {
+        for (i, ino) in files.iter().enumerate() {
+            let linked = done(v.link(*ino, dir, format!("{i}-{round}-{long}").as_bytes()));
+            let name = format!("user.{round}-{long}");
+            let set = done(v.setxattr(*ino, name.as_bytes(), &[1; 3000], XattrMode::Set));
+            counts[usize::from(linked)] += 1;
+            counts[2 + usize::from(set)] += 1;
+        }
+        if round % 4 == 0 {
+            v.sync().unwrap();
+        }
+    }
+    assert!(counts.iter().all(|n| *n > 0), "{counts:?}");
+    // what goes makes room
+    for n in 0..200 {
+        v.unlink(InodeNo::ROOT, format!("{n}").as_bytes()).unwrap();
+    }
+    v.sync().unwrap();
+    assert!(create(&v, InodeNo::ROOT, "again").is_ok());
+    is_whole(device, v);
+}
+
+/// Files are made while the domain gets one group after the other, with a commit at each of the last numbers.
+#[test]
+fn commits_at_the_last_numbers_of_a_domain() {
+    let (device, v) = volume(2, 64);
+    let dir = v.create(InodeNo::ROOT, b"dir", &node(FileKind::Dir), &Cred::root()).unwrap().ino;
+    let long = "x".repeat(220);
+    let mut made = 0;
+    for n in 0..12_000 {
+        if !done(create(&v, dir, &format!("{n}-{long}"))) {
+            break;
+        }
+        made = n;
+        if v.domains().iter().any(|d| d.inodes_free < 50) {
+            v.sync().unwrap();
+        }
+    }
+    assert!(made > 5000, "{made}");
+    drop(v.sync());
+    is_whole(device, v);
+}
