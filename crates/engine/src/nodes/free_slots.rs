@@ -7,7 +7,7 @@ use super::NodeTable;
 use super::slots::{BlockState, Cursor, NodeGroup, TableBlock, Tables, UNKNOWN, taken_slots};
 use crate::error::Result;
 use crate::space::paired::TableEntry;
-use braidfs_format::geometry::NODES_PER_BLOCK;
+use braidfs_format::geometry::{Geometry, NODES_PER_BLOCK};
 use braidfs_format::node::{NodeEntry, OVERFLOW};
 use braidfs_format::{BLOCK_BYTES, NodeId};
 use std::sync::atomic::Ordering::Relaxed;
@@ -104,6 +104,11 @@ impl NodeTable {
         };
         self.evict_entries();
         taken
+    }
+
+    /// Inodes that a whole group that nobody owns has room for.
+    pub(crate) fn inodes_of_group(geometry: Geometry) -> u64 {
+        u64::from(geometry.nodes() - NodeGroup::reserved(geometry.node_blocks()))
     }
 
     /// Slots of the reserve, free or not.

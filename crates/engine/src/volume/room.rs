@@ -9,6 +9,7 @@ use super::operation::METADATA_OF_WRITE;
 use super::{MountedVolume, Volume};
 use crate::domain::Domain;
 use crate::error::{Error, Result};
+use crate::nodes::NodeTable;
 use crate::space::Space;
 use crate::types::*;
 use braidfs_format::BLOCK_BYTES;
@@ -381,8 +382,9 @@ impl Volume {
         s.free += unclaimed;
         // whoever takes them keeps some back
         s.available += unclaimed - unclaimed / 64;
-        s.inodes += free_groups * u64::from(g.nodes());
-        s.inodes_free += free_groups * u64::from(g.nodes());
+        // whoever takes them keeps some numbers back, too
+        s.inodes += free_groups * NodeTable::inodes_of_group(g);
+        s.inodes_free += free_groups * NodeTable::inodes_of_group(g);
         s
     }
 

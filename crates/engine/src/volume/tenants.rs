@@ -9,6 +9,7 @@ use crate::device_set::DeviceSet;
 use crate::domain::Domain;
 use crate::domain::tenant::{Binding, Soft};
 use crate::error::{Error, Result};
+use crate::nodes::NodeTable;
 use crate::spending::Spending;
 use crate::types::*;
 use braidfs_format::BLOCK_BYTES;
@@ -660,7 +661,7 @@ impl MountedVolume {
     pub(super) fn inodes_of_tenant(&self, d: &Domain, s: &mut StatFs) {
         let (used, Some(limit)) = d.inodes.used_and_limit() else { return };
         let groups = self.bat.lock().free_groups_but(&self.forbidden(d.devices()));
-        let most = d.nodes.free_for_inodes() + u64::from(groups) * u64::from(self.store.geometry().nodes());
+        let most = d.nodes.free_for_inodes() + u64::from(groups) * NodeTable::inodes_of_group(self.store.geometry());
         s.inodes = limit.min(used.saturating_add(most)).max(used);
         s.inodes_free = s.inodes - used;
     }
