@@ -112,6 +112,29 @@ fn links_and_attributes_on_a_volume_without_inodes() {
     is_whole(device, v);
 }
 
+/// After a mount, too: the first commit finds as little of the reserve as the last one left.
+#[test]
+fn a_volume_without_inodes_is_mounted_again() {
+    let (device, mut v) = volume(1, 32);
+    let files: Vec<_> = (0..300).map(|n| create(&v, InodeNo::ROOT, &format!("f{n}")).unwrap()).collect();
+    fill_up(&v);
+    let (mut set, mut refused) = (0, 0);
+    for round in 0..6 {
+        for ino in &files {
+            let ok = done(v.setxattr(*ino, format!("user.{round}").as_bytes(), &[1; 3000], XattrMode::Set));
+            set += u32::from(ok);
+            refused += u32::from(!ok);
+        }
+        v.sync().unwrap();
+        v.unmount().unwrap();
+        v = mount(&device);
+        // as the background does
+        v.statfs();
+    }
+    assert!(set > 50 && refused > 0, "{set} set, {refused} refused");
+    is_whole(device, v);
+}
+
 /// Files are made while the domain gets one group after the other, with a commit at each of the last numbers.
 #[test]
 fn commits_at_the_last_numbers_of_a_domain() {

@@ -46,6 +46,12 @@ impl Enter<'_> {
         &self.guard
     }
 
+    /// Whether commits may find too few nodes for what inodes' records have no room for.
+    #[inline]
+    pub fn is_short_of_nodes(&self) -> bool {
+        self.domain.nodes.is_short(|| (self.guard.cost() / CELL_COST) as u64)
+    }
+
     /// Announces a write of the running transaction's data that goes on after leaving.
     pub fn begin_io(&self) -> tx::PendingIo {
         self.guard.begin_io()

@@ -120,12 +120,7 @@ impl MountedVolume {
             }
             if !given_back {
                 given_back = true;
-                // numbers become free when the deletion is durable, those of directories at a checkpoint
-                self.reap_for_room();
-                dom.commit()?;
-                if dom.quarantined_numbers() > 0 {
-                    dom.checkpoint()?;
-                }
+                self.free_numbers(dom)?;
                 continue;
             }
             // for numbers, of which a limit of space is none

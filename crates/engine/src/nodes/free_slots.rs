@@ -12,6 +12,9 @@ use braidfs_format::node::{NodeEntry, OVERFLOW};
 use braidfs_format::{BLOCK_BYTES, NodeId};
 use std::sync::atomic::Ordering::Relaxed;
 
+/// Nodes that an inode needs at most beside its record for its attributes (64 KiB); its extents and names seldom need more.
+const NODES_OF_INODE: u64 = 20;
+
 impl NodeTable {
     pub(super) fn tables(&self) -> Tables<'_> {
         Tables { store: &self.store, resident: &self.resident }
@@ -40,8 +43,9 @@ impl NodeTable {
         }
         block.free.store(now, Relaxed);
         self.free.add(i64::from(now) - i64::from(before.unwrap_or(0)));
-        if before.is_none() {
-            self.uncounted.fetch_sub(1, Relaxed);
+        // the last one: now it is known, as it was before the mount
+        if before.is_none() && self.uncounted.fetch_sub(1, Relaxed) == 1 && self.free.sum() <= self.reserve() as i64 {
+            self.few.store(true, Relaxed);
         }
     }
 
@@ -85,6 +89,9 @@ impl NodeTable {
     /// Of the device, or `Corrupt`.
     pub fn alloc(&self, near: Option<NodeId>) -> Result<Option<(NodeId, u32)>> {
         let taken = self.alloc_slot(near, true);
+        if matches!(taken, Ok(None)) {
+            self.few.store(true, Relaxed);
+        }
         self.evict_entries();
         taken
     }
@@ -113,15 +120,24 @@ impl NodeTable {
 
     /// Slots of the reserve, free or not.
     pub(crate) fn reserve(&self) -> u64 {
-        let groups = self.groups.read().len() as u64;
-        groups * u64::from(NodeGroup::reserved(self.store.geometry().node_blocks()))
+        let g = self.store.geometry();
+        let groups = self.total().div_ceil(u64::from(g.nodes()));
+        groups * u64::from(NodeGroup::reserved(g.node_blocks()))
     }
 
-    /// Whether a good part of the reserve is in use, so that an operation after which a commit may need more of it must see to
-    /// that first.
+    /// Whether so little of the reserve is left beside inodes that have changed, about, and are not written yet, that an
+    /// operation after which a commit may need more of it must see to that first. Cheap where there are other slots.
     #[inline]
-    pub(crate) fn is_short(&self) -> bool {
-        self.few.load(Relaxed) && self.free() < self.reserve() / 4 * 3
+    pub(crate) fn is_short(&self, changed: impl FnOnce() -> u64) -> bool {
+        self.few.load(Relaxed) && {
+            let free = self.free();
+            free < self.reserve() / 4 * 3 || changed() * NODES_OF_INODE > free
+        }
+    }
+
+    /// Whether half of the reserve is there, at least.
+    pub(crate) fn has_half_the_reserve(&self) -> bool {
+        self.free() >= self.reserve() / 2
     }
 
     /// Free slots for inodes.
@@ -161,6 +177,9 @@ impl NodeTable {
                         Ok(Some(taken)) => {
                             if !share {
                                 cursor.at = Some((group.clone(), index));
+                            }
+                            if inode && self.few.load(Relaxed) && self.free.sum() > 2 * self.reserve() as i64 {
+                                self.few.store(false, Relaxed);
                             }
                             return Ok(Some(taken));
                         }

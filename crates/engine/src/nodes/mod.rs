@@ -33,7 +33,7 @@ use braidfs_format::geometry::NODES_PER_BLOCK;
 use braidfs_format::journal::Record;
 use braidfs_format::node::{NodeBlock, NodeEntry, NodeRecord, RECORDS_MAX};
 use braidfs_format::{Corrupt, DomainId, NodeId};
-use braidfs_sync::slots::{Counter, PerSlot};
+use braidfs_sync::slots::{Counter, Line, PerSlot};
 use braidfs_sync::{Mutex, PassLock, PassPart, rank};
 use cache::{BlockCache, Kind};
 use slots::{Cursor, NodeGroup};
@@ -55,8 +55,8 @@ pub struct NodeTable {
     /// Threads look for slots in table blocks of their own.
     cursors: PerSlot<Mutex<Cursor, rank::NodeCursor>>,
     total: AtomicU64,
-    /// Nodes that are no inodes had to take slots of the reserve ([`NodeGroup::reserved`]). Read by all, seldom written.
-    few: AtomicBool,
+    /// There are slots of the reserve only ([`NodeGroup::reserved`]), or were. Read by each operation, seldom written.
+    few: Line<AtomicBool>,
     /// Free slots of the table blocks that were read; see `uncounted`.
     free: Counter,
     /// Table blocks that were not read yet.
@@ -81,7 +81,7 @@ impl NodeTable {
             groups: PassLock::default(),
             cursors: PerSlot::default(),
             total: AtomicU64::new(0),
-            few: AtomicBool::new(false),
+            few: Line::default(),
             free: Counter::default(),
             uncounted: AtomicU64::new(0),
             resident: Residency::new(TABLE_BLOCKS_MAX),

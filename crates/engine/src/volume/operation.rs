@@ -97,13 +97,16 @@ impl<'a> Op<'a> {
             if closed() {
                 return Err(Error::ReadOnly);
             }
-            // who takes away may go on: of what it frees the nodes are free after the commit
-            if !essential && !had_nodes && enters.iter().any(|e| e.domain.nodes.is_short()) {
-                drop(enters);
-                had_nodes = true;
-                let mut short = doms.iter().filter(|d| d.nodes.is_short());
-                short.try_for_each(|d| mounted.make_nodes(mounted.dom(d.id)))?;
-                continue 'again;
+            // who takes away may go on: what it frees makes room for more
+            if !essential && !had_nodes {
+                let short = enters.iter().filter(|e| e.is_short_of_nodes()).map(|e| e.domain.id);
+                let short: SmallVec<[DomainId; 2]> = short.collect();
+                if !short.is_empty() {
+                    drop(enters);
+                    had_nodes = true;
+                    short.iter().try_for_each(|d| mounted.make_nodes(mounted.dom(*d)))?;
+                    continue 'again;
+                }
             }
             for (i, e) in enters.iter().enumerate() {
                 let space = &e.domain.space;

@@ -300,20 +300,35 @@ impl MountedVolume {
         Ok(())
     }
 
-    /// For an operation after which a commit may need nodes of a domain that is short of them ([`NodeTable::is_short`]): another
-    /// group brings some; else the commit takes what has been promised so far, and half of the reserve must be left. Inside
-    /// no gate.
+    /// For an operation after which a commit may need nodes of a domain that is short of them: another group brings some; else
+    /// the commit takes what has been promised so far, and half of the reserve must be left. Inside no gate.
     ///
     /// # Errors
     /// [`Error::NoSpace`] where it is not; of the device.
-    ///
-    /// [`NodeTable::is_short`]: crate::nodes::NodeTable::is_short
     pub(super) fn make_nodes(&self, d: &Arc<Domain>) -> Result<()> {
+        let _phase = phases::enter(Phase::Space);
         if self.claim_group(d)? {
             return Ok(());
         }
         d.commit()?;
-        if d.nodes.free() < d.nodes.reserve() / 2 { Err(Error::NoSpace) } else { Ok(()) }
+        if !d.nodes.has_half_the_reserve() {
+            self.free_numbers(d)?;
+        }
+        if d.nodes.has_half_the_reserve() { Ok(()) } else { Err(Error::NoSpace) }
+    }
+
+    /// Has the numbers of what was deleted given out again: they become free when the deletion is durable, those of directories
+    /// at a checkpoint. Inside no gate.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub(crate) fn free_numbers(&self, d: &Arc<Domain>) -> Result<()> {
+        self.reap_for_room();
+        d.commit()?;
+        if d.quarantined_numbers() > 0 {
+            d.checkpoint()?;
+        }
+        Ok(())
     }
 
     /// Blocks that files of a domain can still take: its own, and those of groups that it can get. Exact below `enough`.
