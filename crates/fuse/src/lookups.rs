@@ -307,7 +307,7 @@ impl BraidFs {
     ///
     /// # Errors
     /// As there.
-    pub(crate) fn find_room(&self, ino: InodeNo, want: u64, channel: &Channel) -> braidfs::Result<u64> {
+    pub(crate) fn find_room(&self, ino: InodeNo, want: u64, channel: &Arc<Channel>) -> braidfs::Result<u64> {
         let mut room = self.vol.find_room(ino, want)?;
         if room < want && self.vol.removed_lately(LATELY) {
             self.await_forgets();

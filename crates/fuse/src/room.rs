@@ -430,14 +430,20 @@ impl BraidFs {
                 domain.tight.store(false, Ordering::SeqCst);
                 self.keep_room(d);
             }
-        } else if room < TIGHT * held && self.tight.becomes_tight(d) {
-            if !self.negotiated.opens() {
-                self.begin_tight(d, channel);
-            }
+        } else if self.becomes_tight(d, room, channel) {
             let channel = channel.clone();
             // Not sent only where the mount is ending.
             let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.write_back_first(d, &channel)));
         }
+    }
+
+    /// Whether a domain has only so much room, and is tight from now on: what the kernel may hold of it is to be written back.
+    fn becomes_tight(&self, d: usize, room: u64, channel: &Arc<Channel>) -> bool {
+        let becomes = room < TIGHT * self.tight.domains[d].held.load(Ordering::Relaxed) && self.tight.becomes_tight(d);
+        if becomes && !self.negotiated.opens() {
+            self.begin_tight(d, channel);
+        }
+        becomes
     }
 
     /// Has all files that the kernel knows lose their attributes, on a thread of its own: the helper may be waiting for the
@@ -724,11 +730,7 @@ impl BraidFs {
         self.tight.plain.store(false, Ordering::Relaxed);
         if self.profile.cache == Cache::Back && d < self.domain_count() && self.is_limited(d) {
             let place = &self.tight.domains[d];
-            let room = self.vol.sure_room(domain);
-            let tight = room < TIGHT * place.held.load(Ordering::SeqCst);
-            if tight && self.tight.becomes_tight(d) && !self.negotiated.opens() {
-                self.begin_tight(d, channel);
-            }
+            self.becomes_tight(d, self.vol.sure_room(domain), channel);
             // also of one that was tight: it may have been granted what was there
             self.write_back_first(d, channel);
             if !place.tight.load(Ordering::SeqCst) {

@@ -223,6 +223,15 @@ impl MountedVolume {
         Ok(any)
     }
 
+    /// [`Self::claim_group`], after others had but metadata in some of theirs, and have written it elsewhere. The caller is inside
+    /// no gate and holds no lock.
+    ///
+    /// # Errors
+    /// Of the device.
+    fn claim_emptied_group(&self, d: &Arc<Domain>) -> Result<bool> {
+        Ok(!d.space.at_limit() && self.empty_sparse_for(d)? && self.claim_group(d)?)
+    }
+
     /// Waits while another thread empties groups; whether one did.
     fn wait_for_emptying(&self) -> bool {
         if EMPTYING.get() || self.emptying.try_lock().is_some() {
@@ -284,7 +293,7 @@ impl MountedVolume {
         if n >= 3 {
             return none();
         }
-        if n == 1 && others && self.empty_sparse_for(d)? && self.claim_group(d)? {
+        if n == 1 && self.claim_emptied_group(d)? {
             return Ok(());
         }
         if n > 0 && self.compact_nodes(d)? == 0 && s.pending == 0 && s.reserved == 0 {
@@ -523,14 +532,17 @@ impl Volume {
     }
 
     /// Has the file's domain take the groups that it can have until it has so much [itself](Self::own_room), unless it cannot have so
-    /// much; what it has.
+    /// much; what it has. Where other domains have but metadata in them, that is written elsewhere first.
     ///
     /// # Errors
     /// [`Error::NotFound`] where no domain has such a number; of the device.
     pub fn claim_room(&self, ino: InodeNo, want: u64) -> Result<u64> {
         let i = self.mounted();
         let d = i.domain(ino)?;
-        while d.space.available() < want && i.room(d, want) >= want && i.claim_group(d)? {}
+        while d.space.available() < want
+            && i.room(d, want) >= want
+            && (i.claim_group(d)? || i.claim_emptied_group(d)?)
+        {}
         Ok(d.space.available())
     }
 }
