@@ -1,6 +1,8 @@
 //! Limits: many entries, long names, full volumes, links, offsets, and devices that hold no volume (or not all of it).
 
-use braidfs::{Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenFile, SetAttr, Volume, mkfs};
+use braidfs::{
+    Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenFile, RenameMode, SetAttr, Volume, mkfs,
+};
 use braidfs_device::{BLOCK_BYTES, Device, FileDevice, Image, MemDevice, OpenHow};
 use braidfs_testkit::ops::fill;
 use braidfs_testkit::walk::{fsck, walk};
@@ -231,6 +233,66 @@ fn links_up_to_the_limit() {
     assert_eq!(v.getattr(ino).unwrap().nlink, n);
     v.unlink(ROOT, b"f").unwrap();
     assert_eq!(v.link(ino, ROOT, b"g").unwrap().nlink, n);
+    v.unmount().unwrap();
+    fsck(&[d]).unwrap();
+}
+
+/// A file with as many names as its record can hold keeps them: a longer name is refused, and the domain goes on.
+#[test]
+fn renames_keep_to_the_limit_of_links() {
+    let d = device(256 << 20);
+    let v = mount(&d);
+    let (a, b) = (mkdir(&v, ROOT, "a"), mkdir(&v, ROOT, "b"));
+    let (f, other) = (create(&v, a, "f").unwrap(), create(&v, b, "other").unwrap());
+    let names: Vec<String> =
+        (0u32..).map(|n| format!("l{n}")).take_while(|l| v.link(f.ino(), a, l.as_bytes()).is_ok()).collect();
+    assert!(names.len() >= 30_000, "{} links", names.len());
+    let long = |n: usize| format!("{n:0255}");
+    let rename = |n: usize, dir, to: &str, mode| v.rename(a, names[n].as_bytes(), dir, to.as_bytes(), mode);
+    let mut grown = 0;
+    for n in 0..200 {
+        // into the same directory, another one, and one that several threads change
+        let dir = if n % 2 == 0 { a } else { b };
+        match rename(n, dir, &long(n), RenameMode::Replace) {
+            Ok(()) => grown += 1,
+            Err(e) => assert!(matches!(e, Error::TooManyLinks), "{e}"),
+        }
+        // no longer
+        rename(1000 + n, dir, &names[1000 + n].replace('l', "m"), RenameMode::NoReplace).unwrap();
+    }
+    assert!(grown < 2, "{grown} names have become longer");
+    // nor by an exchange
+    assert!(v.rename(b, b"other", b, long(0).as_bytes(), RenameMode::Replace).is_ok());
+    let e = rename(500, b, &long(0), RenameMode::Exchange).unwrap_err();
+    assert!(matches!(e, Error::TooManyLinks), "{e}");
+    v.sync().unwrap();
+    assert_eq!(v.getattr(f.ino()).unwrap().nlink as usize, names.len() + 1);
+    drop((f, other));
+    v.unmount().unwrap();
+    fsck(&[d]).unwrap();
+}
+
+/// More than ext4 counts (65,000).
+#[test]
+fn many_subdirectories() {
+    const COUNT: u32 = 70_000;
+    let d = device(512 << 20);
+    let v = mount(&d);
+    let (all, more) = (mkdir(&v, ROOT, "all"), mkdir(&v, ROOT, "more"));
+    let moved = mkdir(&v, more, "moved");
+    for n in 0..COUNT {
+        mkdir(&v, all, &format!("d{n}"));
+    }
+    v.rename(more, b"moved", all, b"moved", RenameMode::Replace).unwrap();
+    assert_eq!(v.getattr(moved).unwrap().nlink, 2);
+    let links = |v: &Volume| v.getattr(all).unwrap().nlink;
+    assert_eq!(links(&v), COUNT + 3);
+    v.unmount().unwrap();
+    fsck(std::slice::from_ref(&d)).unwrap();
+    let v = mount(&d);
+    assert_eq!(links(&v), COUNT + 3);
+    v.rmdir(all, b"d7").unwrap();
+    assert_eq!(links(&v), COUNT + 2);
     v.unmount().unwrap();
     fsck(&[d]).unwrap();
 }

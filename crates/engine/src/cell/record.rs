@@ -10,15 +10,19 @@ use crate::types::*;
 use braidfs_format::Corrupt;
 use braidfs_format::dentry::decode_entries;
 use braidfs_format::inode::{
-    Content, FIXED_BYTES, Inode, LEAF_REFS_MAX, LeafRef, decode_extents, decode_links, decode_refs, decode_xattrs,
-    encode_links, encode_xattrs,
+    Content, FIXED_BYTES, Inode, LEAF_REFS_MAX, LeafRef, NAME_MAX, decode_extents, decode_links, decode_refs,
+    decode_xattrs, encode_links, encode_xattrs,
 };
 use braidfs_format::node::{DIR, NodeKind, NodeRecord, OVERFLOW, PAYLOAD_MAX, REMOTE, USED};
 
 /// Most bytes of encoded links: their overflow nodes must be nameable in the inode record.
 pub const LINK_BYTES_MAX: usize = 440_000;
-/// Most links of one inode.
+/// Most links of one inode that is no directory.
 pub const LINKS_MAX: usize = 65_000;
+/// Most links of a directory, one of which is its own: so many subdirectories but two, as XFS has it.
+pub const DIR_LINKS_MAX: u32 = 1 << 31;
+/// Bytes of an encoded link without its name.
+const LINK_FIXED_BYTES: usize = 9;
 /// Most bytes of extended attributes of one inode.
 pub const XATTR_BYTES_MAX: usize = 64 * 1024;
 /// Bytes that a record keeps free of content when links or xattrs are in overflow nodes.
@@ -31,6 +35,26 @@ pub struct Records {
     pub write: Vec<NodeRecord>,
     /// Nodes that are no longer used.
     pub free: Vec<NodeId>,
+}
+
+impl State {
+    /// Whether the inode's record can name one link more, in the place of `instead` where that is another name of the inode.
+    ///
+    /// # Errors
+    /// [`Error::TooManyLinks`].
+    pub fn check_gains(&self, name: &[u8], instead: Option<&[u8]>) -> Result<()> {
+        // not counted for few links, nor where it grows by nothing
+        let bytes_of = |name: &[u8]| LINK_FIXED_BYTES + name.len();
+        if instead.is_some_and(|old| name.len() <= old.len())
+            || (self.links.len() + 1) * (LINK_FIXED_BYTES + NAME_MAX) <= LINK_BYTES_MAX
+        {
+            return Ok(());
+        }
+        let all: usize = self.links.iter().map(|l| bytes_of(&l.name)).sum();
+        let bytes = (all + bytes_of(name)).saturating_sub(instead.map_or(0, bytes_of));
+        let links = self.links.len() + usize::from(instead.is_none());
+        if links > LINKS_MAX || bytes > LINK_BYTES_MAX { Err(Error::TooManyLinks) } else { Ok(()) }
+    }
 }
 
 /// How the sections of an inode share its record.

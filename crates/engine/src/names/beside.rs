@@ -255,7 +255,7 @@ impl MountedVolume {
             return Ok(None);
         }
         let mut st = c.state.write();
-        if check_project(&tst, &st).is_err() {
+        if check_project(&tst, &st).is_err() || st.check_gains(new, Some(name)).is_err() {
             return Ok(None);
         }
         if !self.may_leave(&st) || !st.has_link(from.ino, name) || !unwritten.holds(op.enter(c.domain), &c, &st) {

@@ -7,7 +7,7 @@ use crate::attributes::acl;
 use crate::braid::entry::{By, Edit};
 use crate::cell::dir::Lookup;
 use crate::cell::opened::OpenCell;
-use crate::cell::record::LINKS_MAX;
+use crate::cell::record::DIR_LINKS_MAX;
 use crate::cell::{Body, Cell, State};
 use crate::error::{Error, Result};
 use crate::quota::Charge;
@@ -206,7 +206,7 @@ impl MountedVolume {
             },
             None => false,
         };
-        if new.kind == FileKind::Dir && dst.nlink as usize >= LINKS_MAX {
+        if new.kind == FileKind::Dir && dst.nlink >= DIR_LINKS_MAX {
             return Err(Error::TooManyLinks);
         }
         let Some(before) = op.may_take(d, name, target) else { return Ok(None) };

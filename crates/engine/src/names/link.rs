@@ -5,7 +5,6 @@ use super::entries::{Child, ENTRY_BLOCKS};
 use super::prerequisites::Unwritten;
 use crate::braid::entry::{By, Edit};
 use crate::cell::Cell;
-use crate::cell::record::{LINK_BYTES_MAX, LINKS_MAX};
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::operation::Op;
@@ -75,10 +74,7 @@ impl MountedVolume {
         check_changeable(&st)?;
         check_takes_names(&dst)?;
         check_project(&dst, &st)?;
-        let bytes: usize = st.links.iter().map(|l| l.name.len() + 9).sum();
-        if st.links.len() >= LINKS_MAX || bytes + name.len() + 9 > LINK_BYTES_MAX {
-            return Err(Error::TooManyLinks);
-        }
+        st.check_gains(name, None)?;
         op.touch(d, &mut dst)?;
         op.touch(c, &mut st)?;
         let edit = if stale { Edit::Replace(c) } else { Edit::Add(c) };

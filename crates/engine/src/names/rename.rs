@@ -12,6 +12,7 @@ use crate::braid::durability::Before;
 use crate::braid::entry::{By, Edit};
 use crate::braid::plan::{Plan, Rename, Subject, Waits, Which, plan};
 use crate::braid::rules::{move_directory, names_durable_first};
+use crate::cell::record::DIR_LINKS_MAX;
 use crate::cell::{Cell, State};
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
@@ -371,6 +372,17 @@ impl MountedVolume {
         }
         check_changeable(&l.src)?;
         check_changeable(&l.dirs[l.old])?;
+        l.src.check_gains(r.to.name, Some(r.from.name))?;
+        if let (Some(_), Some(v)) = (r.partner(), &l.dst) {
+            v.check_gains(r.from.name, Some(r.to.name))?;
+        }
+        let gains = r.src_moves() && r.dst.as_ref().is_none_or(|d| d.kind != FileKind::Dir);
+        let regains = r.partner_moves() && r.src.kind != FileKind::Dir;
+        for (_, dir) in [(gains, l.new), (regains, l.old)].into_iter().filter(|(gains, _)| *gains) {
+            if l.dirs[dir].nlink >= DIR_LINKS_MAX {
+                return Err(Error::TooManyLinks);
+            }
+        }
         if r.two_dirs() {
             check_project(&l.dirs[l.new], &l.src)?;
             if let (Some(_), Some(v)) = (r.partner(), &l.dst) {
