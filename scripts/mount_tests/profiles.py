@@ -187,6 +187,22 @@ def privileges_go_with_writes_without_writeback(volume, _top):
 
 
 @check
+def a_chown_takes_privileges_of_all_but_directories(volume, _top):
+    """As on ext4: of FIFOs, sockets and devices, too."""
+    root_only()
+    with mounted(volume, "cache=through") as v:
+        kinds = {"file": stat.S_IFREG, "fifo": stat.S_IFIFO, "socket": stat.S_IFSOCK, "device": stat.S_IFCHR}
+        for name, kind in kinds.items():
+            os.mknod(v.mnt / name, kind | 0o600, os.makedev(1, 3))
+        (v.mnt / "dir").mkdir()
+        for name in (*kinds, "dir"):
+            path = v.mnt / name
+            path.chmod(0o6755)
+            os.chown(path, NOBODY, -1)
+            same(oct(path.stat().st_mode & 0o7777), oct(0o6755 if name == "dir" else 0o755), f"mode of a {name} after chown")
+
+
+@check
 def writes_through_are_seen_everywhere(volume, _top):
     """By write, append, map and past the cache, mixed; sizes, holes and times as they must be."""
     for options in ("cache=through", "private,cache=through"):

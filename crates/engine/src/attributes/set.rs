@@ -211,7 +211,7 @@ fn set_mode_and_flags(st: &mut State, set: &SetAttr, kind: FileKind, tx: TxId) {
         st.flags = f | (st.flags & PROJECT_MASK);
         st.durability.operation_changes_data();
     }
-    if set.kill_suid && kind == FileKind::File {
+    if set.kill_suid && kind != FileKind::Dir {
         let mut m = st.mode & !0o4000;
         // without group execute, setgid is a mark for mandatory locks
         if m & 0o010 != 0 {
