@@ -28,8 +28,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+/// So long the rings of a server that was killed may take to end, and its connection with them.
+const ENDING: Duration = Duration::from_secs(4);
 const HELPER: &str = "fusermount3";
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
@@ -333,8 +335,15 @@ pub(crate) fn detach_top(point: &Path) -> io::Result<()> {
 
 /// Whether the server of the braidfs on `point` has died.
 pub(crate) fn is_unserved(point: &Path) -> bool {
-    // The kernel may know the attributes of the root, and ask nobody; these it always asks for.
-    rustix::fs::statvfs(point).err() == Some(Errno::NOTCONN)
+    let begin = Instant::now();
+    loop {
+        // The kernel may know the attributes of the root, and ask nobody; these it always asks for.
+        match rustix::fs::statvfs(point) {
+            // of a server with rings that is ending just now: those are taken down before the connection
+            Err(Errno::CANCELED) if begin.elapsed() < ENDING => std::thread::sleep(ENDING / 200),
+            other => return other.err() == Some(Errno::NOTCONN),
+        }
+    }
 }
 
 fn mount_direct(cfg: &MountConfig, point: &Path) -> io::Result<OwnedFd> {
