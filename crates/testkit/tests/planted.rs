@@ -25,7 +25,7 @@ fn a_run_of_threads_is_made_short() {
     plant(None);
     find(seed).unwrap();
     plant(Some(Bug::CommitUnderWayForgotten));
-    let limit = Duration::from_secs(env_number("BRAIDFS_SHRINK_SECONDS", 300));
+    let limit = Duration::from_secs(env_number("BRAIDFS_SHRINK_SECONDS", 900));
     let short = minimise_threads(&all, &failure, limit).unwrap().expect("it fails each time");
     println!("{} operations, made short:\n{}", all.count(), short.to_test());
     assert!(all.count() > 50 * FEW);
