@@ -1,4 +1,5 @@
-"""A serving process that is killed while it waits for itself in the kernel: its guard ends the connection (docs/mounted.md)."""
+"""A serving process that is killed while a thread of it waits in the kernel, for the process itself or for its device: its guard ends
+the connection (docs/mounted.md)."""
 
 import contextlib
 import ctypes
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import time
 
-from fslib import log, run, wait_for
+from fslib import BraidFs, Skipped, log, rings, run, wait_for, why_no_ext4, why_no_rings
 from mount_tests.common import LIBC, check, daemon_only, must, root_only, same
 from mount_tests.helpers import small_volume
 
@@ -76,10 +77,28 @@ def make_wait_for_itself(volume, pid):
 
 @check
 def killed_while_it_waits_for_itself(volume, _top):
+    kill_what_waits_for_itself(volume, "dev")
+
+
+@check
+def killed_while_it_waits_for_itself_by_rings(volume, _top):
+    with allowed_rings():
+        kill_what_waits_for_itself(volume, "ring")
+
+
+@contextlib.contextmanager
+def allowed_rings():
+    if why := why_no_rings():
+        raise Skipped(why)
+    with rings(True):
+        yield
+
+
+def kill_what_waits_for_itself(volume, transport):
     root_only()
     daemon_only(volume)
     with small_volume(volume) as v:
-        v.mount("transport=dev", "latency=off")
+        v.mount(f"transport={transport}", "latency=off")
         pid = v.daemon()
         same(len(guards(v)), 1, "number of guards")
         writer, stopped, file, mapped = make_wait_for_itself(v, pid)
@@ -98,6 +117,98 @@ def killed_while_it_waits_for_itself(volume, _top):
         same(len((v.mnt / "f").read_bytes()), 1 << 20, "length of the file after the kill")
         v.umount()
         same(v.fsck("-f", "-n")[0], 0, "exit code of fsck")
+
+
+@contextlib.contextmanager
+def on_a_file_system_of_its_own(volume):
+    """A small volume whose image lies on an ext4 that can be frozen: who writes there waits, and cannot be killed."""
+    if why := why_no_ext4():
+        raise Skipped(why)
+    below = volume.image.parent / "below"
+    image = volume.image.parent / "below.img"
+    below.mkdir()
+    with open(image, "wb") as file:
+        file.truncate(256 << 20)
+    run("mkfs.ext4", "-q", image)
+    run("mount", "-o", "loop", image, below)
+    try:
+        v = BraidFs(below, "frozen", 64 << 20, volume.binary)
+        v.mkfs("--domains", "2")
+        try:
+            yield v, below
+        finally:
+            run("fsfreeze", "-u", below, ok=None)
+            v.force_down()
+    finally:
+        run("umount", below)
+        image.unlink()
+        below.rmdir()
+
+
+@check(seconds=60)
+def killed_while_its_device_hangs(volume, _top):
+    """Who uses the mount has an error soon, although the process ends when the device answers only."""
+    kill_while_the_device_hangs(volume, "dev")
+
+
+@check(seconds=60)
+def killed_while_its_device_hangs_by_rings(volume, _top):
+    """The same of what came to a serving thread that did not take it any more."""
+    with allowed_rings():
+        kill_while_the_device_hangs(volume, "ring")
+
+
+def kill_while_the_device_hangs(volume, transport):
+    root_only()
+    daemon_only(volume)
+    with on_a_file_system_of_its_own(volume) as (v, below):
+        v.mount(f"transport={transport}", "commit=1", "latency=off")
+        (v.mnt / "d").mkdir()
+        (v.mnt / "mapped").write_bytes(bytes(4096))
+        run("sync", "-f", v.mnt)
+        pid = v.daemon()
+        run("fsfreeze", "-f", below)
+        (v.mnt / "f").touch()
+        tasks = pathlib.Path(f"/proc/{pid}/task")
+        wait_for("a thread that waits for the device", lambda: any(state(pid, t.name) == "D" for t in tasks.iterdir()), 20)
+        stopped = threads_named(pid, "fuse-cpu-")
+        must(bool(stopped) == (transport == "ring"), f"serving threads: {stopped}")
+        for thread in stopped:
+            stop(thread)
+        users = [user(n % os.cpu_count(), (v.mnt / f"missing{n}").stat) for n in range(4)]
+        users.append(user(0, lambda: write_mapped(v.mnt / "mapped")))
+        time.sleep(0.5)
+        os.kill(pid, signal.SIGKILL)
+        for thread in stopped:
+            os.waitpid(thread, WALL)
+        for who in users:
+            wait_for("the end of a user", lambda: os.waitpid(who, os.WNOHANG)[0], 10)  # noqa: B023
+        must(not ended(pid), "the process has ended: it did not wait for the device")
+        run("umount", "-l", v.mnt, timeout=20)
+        run("fsfreeze", "-u", below)
+        wait_for("the end of all its threads", lambda: ended(pid), 20)
+        v.mount()
+        must((v.mnt / "d").is_dir(), "what was synced is gone")
+        v.umount()
+        same(v.fsck("-f", "-n")[0], 0, "exit code of fsck")
+
+
+def user(cpu, work):
+    """A process on a CPU, which may fail."""
+    pid = os.fork()
+    if pid == 0:
+        os.sched_setaffinity(0, {cpu})
+        with contextlib.suppress(OSError):
+            work()
+        os._exit(0)
+    return pid
+
+
+def write_mapped(path):
+    """What is written back comes from the kernel's cache."""
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 4096) as mapped:
+        mapped[0] = 1
+        mapped.flush()
 
 
 def ended(pid):

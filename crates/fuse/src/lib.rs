@@ -13,7 +13,7 @@
 //! and an `umount` that waits until the volume is closed (DESTROY) need operations that the crates do not pass on.
 //!
 //! `unsafe` is confined to `daemon` (fork), `supervise` and `upgrade::stop` (signals), `supervise::successor` (another program in this process), `channel` and `control` (one ioctl each), `latency::follow`
-//! (scheduling policy), `transport::ring` (submissions) and `transport::entry` (memory given back).
+//! (scheduling policy), `transport::ring` (submissions), `transport::uring` (io_uring) and `transport::entry` (memory given back).
 
 mod abi;
 mod channel;

@@ -8,7 +8,7 @@ use crate::mount::{Mount, MountConfig};
 use crate::mount_table::MountId;
 use crate::node;
 use crate::session::{self, Fresh, RunError, Service, SessionEnd};
-use crate::transport::{self, Ring, Transport};
+use crate::transport::{self, RingPlace, Transport};
 use crate::upgrade::old::{self, HandedOver};
 use crate::watch::listen::Listener;
 use braidfs::Volume;
@@ -119,15 +119,14 @@ pub fn serve(vol: Arc<Volume>, cfg: &MountConfig, mut tell: impl FnMut(Progress)
 }
 
 /// The rings that the mount is to take, none for the device.
-fn choose(transport: Transport) -> Result<Vec<Ring>, ServeError> {
+fn choose(transport: Transport) -> Result<Vec<RingPlace>, ServeError> {
     if transport == Transport::Dev {
         tracing::info!(transport = "dev", "as asked for");
         return Ok(Vec::new());
     }
     match transport::rings() {
         Ok(rings) => {
-            let places: Vec<_> = rings.iter().map(Ring::place).collect();
-            let (cpus, queues) = (places.len(), places.iter().map(|p| p.1).sum::<usize>());
+            let (cpus, queues) = (rings.len(), rings.iter().map(|p| p.queues.len()).sum::<usize>());
             tracing::info!(transport = "ring", cpus, queues, "requests come through io_uring");
             Ok(rings)
         }
@@ -180,7 +179,7 @@ impl Attached {
         self,
         vol: Arc<Volume>,
         (cfg, metrics): (&MountConfig, Option<&Listener>),
-        mut rings: Vec<Ring>,
+        mut rings: Vec<RingPlace>,
         tell: &mut dyn FnMut(Progress),
     ) -> Result<Served, Ended> {
         let Self { mount, channel, .. } = &self;
@@ -220,7 +219,7 @@ impl Attached {
         fresh: Fresh,
         (cfg, metrics): (&MountConfig, Option<&Listener>),
         negotiated: Negotiated,
-        rings: Vec<Ring>,
+        rings: Vec<RingPlace>,
         tell: &mut dyn FnMut(Progress),
     ) -> Result<Served, RunError> {
         let Self { mount, channel, mut signals } = self;

@@ -25,7 +25,7 @@ use crate::mount::MountConfig;
 use crate::pace::Pacer;
 use crate::profile::Profile;
 use crate::request::{Answer, Request};
-use crate::transport::Ring;
+use crate::transport::RingPlace;
 use crate::upgrade::old::Prepared;
 use crate::upgrade::record::Front;
 use crate::upgrade::stop::Stop;
@@ -165,7 +165,7 @@ pub(crate) enum SessionEnd {
 pub(crate) struct Service<'a> {
     pub channel: Arc<Channel>,
     /// A thread for each; where there are none, threads at the device.
-    pub rings: Vec<Ring>,
+    pub rings: Vec<RingPlace>,
     pub cfg: &'a MountConfig,
     /// Who wants metrics asks there.
     pub metrics: Option<&'a Listener>,

@@ -8,7 +8,7 @@ use crate::fs::{BraidFs, Job};
 use crate::latency::{self, Served};
 use crate::mount::MountConfig;
 use crate::pace::{self, Pacer};
-use crate::transport::{Loan, Ring};
+use crate::transport::{Loan, Ring, RingPlace};
 use crate::upgrade::Upgrades;
 use crate::upgrade::old::Prepared;
 use crate::watch::listen::Listener;
@@ -164,7 +164,7 @@ impl Crew<'_> {
     pub fn serve<'s>(
         &'s self,
         scope: &'s Scope<'s, '_>,
-        rings: Vec<Ring>,
+        rings: Vec<RingPlace>,
         work: mpsc::Receiver<Job>,
         ready: impl FnOnce(),
     ) -> Result<Option<Stopped>, RunError> {
@@ -264,7 +264,7 @@ impl Crew<'_> {
     fn start_serving<'s>(
         &'s self,
         scope: &'s Scope<'s, '_>,
-        rings: Vec<Ring>,
+        rings: Vec<RingPlace>,
         serving: &mut Serving<'s>,
     ) -> Result<(), Refused> {
         if !rings.is_empty() {
@@ -291,7 +291,7 @@ impl Crew<'_> {
     fn start_at_rings<'s>(
         &'s self,
         scope: &'s Scope<'s, '_>,
-        rings: Vec<Ring>,
+        rings: Vec<RingPlace>,
         serving: &mut Serving<'s>,
     ) -> Result<(), Refused> {
         let (lend, lent) = crossbeam::channel::unbounded::<Loan>();
@@ -299,9 +299,9 @@ impl Crew<'_> {
             let (server, lent) = (self.server(place, self.channel.clone()), lent.clone());
             spawn_thread(scope, format!("fuse-large-{i}"), move || server.serve_large(&lent))?;
         }
-        let with_server = rings.into_iter().enumerate().map(|(i, ring)| {
+        let with_server = rings.into_iter().enumerate().map(|(i, place)| {
             let lend = (self.places.large > 0).then(|| lend.clone());
-            (ring, Server { lend, ..self.server(i, self.channel.clone()) })
+            (place, Server { lend, ..self.server(i, self.channel.clone()) })
         });
         start_rings(scope, with_server, &mut serving.threads, self.abandon)?;
         let server = self.server(self.places.serving - 1, self.channel.clone());
@@ -339,23 +339,25 @@ pub(super) fn spawn_thread<'s>(
 /// Starts a thread for each ring; they serve when the kernel has taken all of them.
 fn start_rings<'s>(
     scope: &'s Scope<'s, '_>,
-    rings: impl Iterator<Item = (Ring, Server<'s>)>,
+    rings: impl Iterator<Item = (RingPlace, Server<'s>)>,
     serving: &mut Vec<ScopedJoinHandle<'s, ()>>,
     abandon: &'s (dyn Fn() + Sync),
 ) -> Result<(), Refused> {
     let (report, reports) = mpsc::channel();
     let mut waiting = Vec::new();
-    for (mut ring, server) in rings {
+    for (place, server) in rings {
         let (go, may_go) = mpsc::channel::<()>();
         let report = report.clone();
-        let name = format!("fuse-cpu-{}", ring.place().0);
+        let name = format!("fuse-cpu-{}", place.cpu);
         let work = move || {
-            let started = ring.start(server.channel.as_fd());
-            let good = started.is_ok();
-            let _ = report.send(started);
+            let (ring, told) = match Ring::start(place, server.channel.as_fd()) {
+                Ok(ring) => (Some(ring), Ok(())),
+                Err(e) => (None, Err(e)),
+            };
+            let _ = report.send(told);
             drop(report);
             // Not told to go: another ring was refused.
-            if good
+            if let Some(mut ring) = ring
                 && may_go.recv().is_ok()
                 && let Err(e) = server.at_ring(&mut ring)
             {

@@ -8,9 +8,9 @@
 //! | FORGET, INTERRUPT, notifications | the same descriptor | `/dev/fuse` |
 //!
 //! Both hand a [`Request`] to the same code and send what that answers; [`Later`] is the duty to answer from another
-//! thread. `cpus` decides which thread owns which queue, `ring` is the loop of such a thread, `entry` its memory,
-//! `loan` has large requests served by other threads, `mailbox` brings answers from elsewhere, `forgets` reads what stays on
-//! the device.
+//! thread. `cpus` decides which thread owns which queue, `ring` is the loop of such a thread, `uring` the io_uring that it
+//! waits at, `entry` its memory, `loan` has large requests served by other threads, `mailbox` brings answers from elsewhere,
+//! `forgets` reads what stays on the device.
 //!
 //! *Not turned on behind anybody's back*: the kernel takes rings only where its module has the parameter `enable_uring`.
 //! Where a ring cannot be had, `auto` takes the device and says why in the log.
@@ -24,12 +24,13 @@ mod later;
 mod loan;
 mod mailbox;
 mod ring;
+mod uring;
 
 pub(crate) use forgets::Forgets;
 pub(crate) use later::Later;
 pub(crate) use loan::Loan;
 pub(crate) use mailbox::Ticket;
-pub(crate) use ring::{DEFERRED_MAX, Reply, Ring};
+pub(crate) use ring::{DEFERRED_MAX, Reply, Ring, RingPlace};
 
 use std::io;
 use std::str::FromStr;
@@ -62,11 +63,11 @@ impl FromStr for Transport {
     }
 }
 
-/// Rings for all CPUs that this process may use, not yet known to the kernel's FUSE.
+/// Where the rings of this mount are to be, for all CPUs that this process may use.
 ///
 /// # Errors
 /// The kernel's switch is off (the message says how to turn it on), or there is no io_uring (seccomp, a sysctl, memory).
-pub(crate) fn rings() -> io::Result<Vec<Ring>> {
+pub(crate) fn rings() -> io::Result<Vec<RingPlace>> {
     // Opening it loads the module, with the parameters of modprobe.d.
     let _ = crate::channel::open_device();
     let switch = std::fs::read_to_string(SWITCH).map_err(|e| match e.kind() {
@@ -81,8 +82,11 @@ pub(crate) fn rings() -> io::Result<Vec<Ring>> {
             format!("it is turned off; `echo Y > {SWITCH}` as root turns it on until the next boot"),
         ));
     }
-    let made = cpus::Plan::of_this_machine()?.owners.into_iter().map(|(cpu, queues)| Ring::new(cpu, queues)).collect();
-    io::Result::map_err(made, |e| io::Error::new(e.kind(), format!("io_uring: {e}")))
+    let places: Vec<RingPlace> =
+        cpus::Plan::of_this_machine()?.owners.into_iter().map(|(cpu, queues)| RingPlace { cpu, queues }).collect();
+    // a ring is of the thread that makes it: this one is to tell whether there can be any
+    places.iter().try_for_each(RingPlace::try_ring).map_err(|e| io::Error::new(e.kind(), format!("io_uring: {e}")))?;
+    Ok(places)
 }
 
 #[cfg(test)]

@@ -14,11 +14,12 @@
 use super::entry::{Entry, State, serve_in};
 use super::loan::{Loan, is_large};
 use super::mailbox::{Content, Letter, Mailbox, Ticket};
+use super::uring::{Completion, Uring};
 use crate::abi::{self, UringCommand, op};
 use crate::request::{Answer, Request};
+use io_uring::opcode;
 use io_uring::squeue::Entry128;
 use io_uring::types::{Fixed, Timespec};
-use io_uring::{IoUring, cqueue, opcode};
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;
@@ -67,10 +68,31 @@ struct Queue {
     deferred: usize,
 }
 
+/// Where a thread with a ring is to be, and the queues that it is to own.
+#[derive(Debug)]
+pub(crate) struct RingPlace {
+    pub cpu: usize,
+    pub queues: Vec<u16>,
+}
+
+impl RingPlace {
+    fn uring(&self) -> io::Result<Uring> {
+        let completions = ((self.queues.len() * DEPTH) as u32 * 2).next_power_of_two();
+        Uring::new(SUBMISSIONS, completions.max(2 * SUBMISSIONS))
+    }
+
+    /// Makes a ring as for this place, which is gone again.
+    ///
+    /// # Errors
+    /// None can be made.
+    pub fn try_ring(&self) -> io::Result<()> {
+        self.uring().map(drop)
+    }
+}
+
 /// A ring with the queues that its thread owns.
 pub(crate) struct Ring {
-    cpu: usize,
-    uring: IoUring<Entry128, cqueue::Entry>,
+    uring: Uring,
     entries: Vec<Entry>,
     queues: Vec<Queue>,
     mailbox: Arc<Mailbox>,
@@ -80,8 +102,6 @@ pub(crate) struct Ring {
     count: Box<u64>,
     /// Entries that are the kernel's, or about to be.
     alive: usize,
-    /// Pushed, not yet submitted.
-    pending: usize,
     memory: Memory,
 }
 
@@ -99,61 +119,40 @@ struct Memory {
 }
 
 impl Ring {
-    /// For a thread on `cpu`, with these queues. It does nothing before [`Self::start`].
-    pub fn new(cpu: usize, queues: Vec<u16>) -> io::Result<Self> {
-        let uring = IoUring::builder()
-            .setup_r_disabled()
-            .setup_single_issuer()
-            .setup_defer_taskrun()
-            .setup_submit_all()
-            .setup_cqsize(((queues.len() * DEPTH) as u32 * 2).next_power_of_two().max(2 * SUBMISSIONS))
-            .build(SUBMISSIONS)?;
-        let queues = queues.into_iter().map(|qid| Queue { qid, depth: 0, deferred: 0 }).collect();
-        let mailbox = Arc::new(Mailbox::new()?);
-        let after = Box::new(Timespec::new().sec(SMALL_SECONDS));
-        Ok(Self {
-            cpu,
-            uring,
-            entries: Vec::new(),
-            queues,
-            ticket: Ticket { mailbox: mailbox.clone(), entry: 0 },
-            mailbox,
-            count: Box::new(0),
-            alive: 0,
-            pending: 0,
-            memory: Memory { large: false, came: false, is_set: false, after },
-        })
-    }
-
-    /// Where it stands, and how many queues it owns.
-    pub fn place(&self) -> (usize, usize) {
-        (self.cpu, self.queues.len())
-    }
-
     /// Binds the calling thread, which must be the one that serves, to the CPU, and gives all entries to the kernel.
     /// `device` is the connection, after INIT.
     ///
     /// # Errors
-    /// The kernel refused an entry: the connection cannot be used then, neither by rings nor without.
-    pub fn start(&mut self, device: BorrowedFd<'_>) -> io::Result<()> {
+    /// There is no ring, or the kernel refused an entry: the connection cannot be used then, neither by rings nor without.
+    pub fn start(place: RingPlace, device: BorrowedFd<'_>) -> io::Result<Self> {
         let mut here = CpuSet::new();
-        here.set(self.cpu);
+        here.set(place.cpu);
         sched_setaffinity(None, &here)?;
-        self.mailbox.own();
-        self.uring.submitter().register_enable_rings()?;
-        self.uring.submitter().register_files(&[device.as_raw_fd()])?;
-        // Saves the look-up of a descriptor; kernels before 5.18 have it not.
-        let _ = self.uring.submitter().register_ring_fd();
-        self.listen()?;
-        for i in 0..self.queues.len() {
-            self.grow(i, DEPTH)?;
+        let mailbox = Arc::new(Mailbox::new()?);
+        mailbox.own();
+        let uring = place.uring()?;
+        uring.register_file(device)?;
+        let after = Box::new(Timespec::new().sec(SMALL_SECONDS));
+        let mut ring = Self {
+            uring,
+            entries: Vec::new(),
+            queues: place.queues.into_iter().map(|qid| Queue { qid, depth: 0, deferred: 0 }).collect(),
+            ticket: Ticket { mailbox: mailbox.clone(), entry: 0 },
+            mailbox,
+            count: Box::new(0),
+            alive: 0,
+            memory: Memory { large: false, came: false, is_set: false, after },
+        };
+        ring.listen()?;
+        for i in 0..ring.queues.len() {
+            ring.grow(i, DEPTH)?;
         }
-        self.submit()?;
-        // What is refused is told at once; requests may have come, too.
-        let refused = self.uring.completion().find(|c| c.user_data() != BELL && c.result() < 0);
+        ring.submit()?;
+        // What is refused is told at once; requests may have come, too, which are taken later.
+        let refused = ring.uring.completions().find(|c| c.who != BELL && c.result < 0);
         match refused {
-            Some(c) => Err(io::Error::from_raw_os_error(-c.result())),
-            None => Ok(()),
+            Some(c) => Err(io::Error::from_raw_os_error(-c.result)),
+            None => Ok(ring),
         }
     }
 
@@ -171,9 +170,9 @@ impl Ring {
         while self.alive > 0 {
             self.deliver(&mut letters)?;
             self.wait()?;
-            came.extend(self.uring.completion().map(|c| (c.user_data(), c.result())));
-            let timer = came.iter().any(|&(who, _)| who == TIMER);
-            for (who, result) in came.drain(..) {
+            self.uring.take(&mut came);
+            let timer = came.iter().any(|c| c.who == TIMER);
+            for Completion { who, result, .. } in came.drain(..) {
                 match who {
                     BELL => {
                         self.listen()?;
@@ -210,7 +209,7 @@ impl Ring {
         }
         // What is answered must have been taken. A request that has come with that waits in one of the entries.
         self.submit()?;
-        if self.uring.completion().is_empty() {
+        if self.uring.completions().next().is_none() {
             self.entries.iter_mut().for_each(Entry::trim);
             self.memory.large = false;
         }
@@ -364,24 +363,21 @@ impl Ring {
     }
 
     fn push(&mut self, sqe: &Entry128) -> io::Result<()> {
-        if self.uring.submission().is_full() {
+        if self.uring.is_full() {
             self.submit()?;
         }
         // SAFETY: what the entry points to (an entry's iovecs and memory, the count, the timer's time) lives as long as the
         // ring: entries are never removed, what they point to is on the heap or mapped and does not move, and the ring is
         // dropped first. Memory that is lent comes back before its entry is pushed (`State::Deferred`).
-        unsafe { self.uring.submission().push(sqe) }.map_err(|_| io::Error::from(Errno::BUSY))?;
-        self.pending += 1;
-        Ok(())
+        if unsafe { self.uring.push(sqe) } { Ok(()) } else { Err(Errno::BUSY.into()) }
     }
 
     /// Hands over what is pushed.
     fn submit(&mut self) -> io::Result<()> {
-        while self.pending > 0 {
-            match self.uring.submit() {
-                Ok(n) => self.pending -= n.min(self.pending),
-                Err(e) if is_passing(&e) => {}
-                Err(e) => return Err(e),
+        while self.uring.unsubmitted() > 0 {
+            match self.uring.enter(0) {
+                Err(e) if !is_passing(&e) => return Err(e),
+                _ => {}
             }
         }
         Ok(())
@@ -394,14 +390,10 @@ impl Ring {
             let at: *const Timespec = &*self.memory.after;
             self.push(&opcode::Timeout::new(at).build().user_data(TIMER).into())?;
         }
-        match self.uring.submit_and_wait(1) {
-            Ok(_) => {}
-            Err(e) if is_passing(&e) => {}
-            Err(e) => return Err(e),
+        match self.uring.enter(1) {
+            Err(e) if !is_passing(&e) => Err(e),
+            _ => Ok(()),
         }
-        // Only what was not taken is still there.
-        self.pending = self.uring.submission().len();
-        Ok(())
     }
 }
 
