@@ -19,8 +19,6 @@ use std::sync::Arc;
 
 /// Bytes of the image, which is sparse: 64 domains find groups in it.
 const IMAGE_BYTES: u64 = 4 << 30;
-/// Of the image for each domain at least.
-const DOMAIN_BYTES: u64 = 512 << 20;
 /// Memory for pages and cells: all tests fit.
 const CACHE_BYTES: u64 = 1 << 30;
 /// Sizes of the set-up: no test runs out of files within a cell.
@@ -81,14 +79,6 @@ pub fn run(id: &CellId, window: Option<usize>) -> Result<()> {
     let test: TestId = id.test.parse()?;
     let fs = Arc::new(mount(id)?);
     let image = Path::new("image");
-    let domains = match id.domains {
-        Domains::One => 1,
-        // and one for what they share
-        Domains::Each => id.workers as u16 + 1,
-    };
-    // a domain that nears its end counts its blocks one by one, which is no matter of how many threads there are
-    let bytes = IMAGE_BYTES.max(u64::from(domains) * DOMAIN_BYTES);
-    drop(FileDevice::create(image, bytes).map_err(|e| Error::Cell(e.to_string()))?);
     // the name is not needed any more, and nobody need remove it
     std::fs::remove_file(image).map_err(|e| Error::io(image, e))?;
 
@@ -134,16 +124,14 @@ pub fn run(id: &CellId, window: Option<usize>) -> Result<()> {
 /// Of the file, or of the volume.
 pub fn mount(id: &CellId) -> Result<Library> {
     let image = Path::new("image");
+    drop(FileDevice::create(image, IMAGE_BYTES).map_err(|e| Error::Cell(e.to_string()))?);
+    let how = OpenHow { write: true, direct: true };
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, how).map_err(|e| Error::Cell(e.to_string()))?);
     let domains = match id.domains {
         Domains::One => 1,
         // and one for what they share
         Domains::Each => id.workers as u16 + 1,
     };
-    // a domain that nears its end counts its blocks one by one, which is no matter of how many threads there are
-    let bytes = IMAGE_BYTES.max(u64::from(domains) * DOMAIN_BYTES);
-    drop(FileDevice::create(image, bytes).map_err(|e| Error::Cell(e.to_string()))?);
-    let how = OpenHow { write: true, direct: true };
-    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, how).map_err(|e| Error::Cell(e.to_string()))?);
     let format = MkfsOptions { domains: Some(domains), ..MkfsOptions::default() };
     mkfs::format(std::slice::from_ref(&device), &format)?;
     // what works in the background by the clock would come at another moment each time
