@@ -11,6 +11,7 @@ import time
 from fslib import Failed, Skipped, have, run
 
 from mount_tests.common import as_nobody, check, daemon_only, must, refused, root_only, same
+from mount_tests.helpers import small_volume
 
 FITRIM = 0xC0185879
 MIB = 1 << 20
@@ -142,20 +143,17 @@ def fstrim_beside_writers(volume, top):
 
 
 @check
-def mount_with_discard(volume, top):
+def mount_with_discard(volume, _top):
     daemon_only(volume)
-    volume.umount()
-    volume.mount("discard", "commit=1")
-    try:
-        # whole segments only: of each log the last one, and those that others have a part of, stay
-        before = removed_file(volume, top, 60 * MIB)
+    # of its own: whole segments only are given back, and other checks leave parts of many
+    with small_volume(volume, size=256 * MIB) as v:
+        v.mount("discard", "commit=1")
+        before = removed_file(v, v.mnt, 60 * MIB)
         end = time.monotonic() + 30
-        while used(volume) > before - 30 * MIB and time.monotonic() < end:
+        while used(v) > before - 30 * MIB and time.monotonic() < end:
             time.sleep(0.1)
-        must(used(volume) <= before - 30 * MIB, f"the image takes {used(volume)} bytes, {before} with the file")
-    finally:
-        volume.umount()
-        volume.mount()
+        must(used(v) <= before - 30 * MIB, f"the image takes {used(v)} bytes, {before} with the file")
+        v.umount()
 
 
 @check
