@@ -10,9 +10,10 @@ import signal
 import subprocess
 import time
 
-from fslib import BraidFs, Skipped, log, rings, run, wait_for, why_no_ext4, why_no_rings
+from fslib import BraidFs, Ext4, Skipped, fork_for, log, run, wait_for, why_no_ext4
 from mount_tests.common import LIBC, check, daemon_only, must, root_only, same
 from mount_tests.helpers import small_volume
+from mount_tests.transport import switched
 
 PTRACE_DETACH, PTRACE_SEIZE, PTRACE_INTERRUPT = 17, 0x4206, 0x4207
 WALL = 0x40000000
@@ -82,16 +83,8 @@ def killed_while_it_waits_for_itself(volume, _top):
 
 @check
 def killed_while_it_waits_for_itself_by_rings(volume, _top):
-    with allowed_rings():
+    with switched():
         kill_what_waits_for_itself(volume, "ring")
-
-
-@contextlib.contextmanager
-def allowed_rings():
-    if why := why_no_rings():
-        raise Skipped(why)
-    with rings(True):
-        yield
 
 
 def kill_what_waits_for_itself(volume, transport):
@@ -124,25 +117,20 @@ def on_a_file_system_of_its_own(volume):
     """A small volume whose image lies on an ext4 that can be frozen: who writes there waits, and cannot be killed."""
     if why := why_no_ext4():
         raise Skipped(why)
-    below = volume.image.parent / "below"
-    image = volume.image.parent / "below.img"
-    below.mkdir()
-    with open(image, "wb") as file:
-        file.truncate(256 << 20)
-    run("mkfs.ext4", "-q", image)
-    run("mount", "-o", "loop", image, below)
+    below = Ext4(volume.image.parent, "below", 256 << 20)
+    below.mkfs()
+    below.mount()
     try:
-        v = BraidFs(below, "frozen", 64 << 20, volume.binary)
+        v = BraidFs(below.mnt, "frozen", 64 << 20, volume.binary)
         v.mkfs("--domains", "2")
         try:
-            yield v, below
+            yield v, below.mnt
         finally:
-            run("fsfreeze", "-u", below, ok=None)
+            run("fsfreeze", "-u", below.mnt, ok=None)
             v.force_down()
     finally:
-        run("umount", below)
-        image.unlink()
-        below.rmdir()
+        below.force_down()
+        below.image.unlink()
 
 
 @check(seconds=60)
@@ -154,7 +142,7 @@ def killed_while_its_device_hangs(volume, _top):
 @check(seconds=60)
 def killed_while_its_device_hangs_by_rings(volume, _top):
     """The same of what came to a serving thread that did not take it any more."""
-    with allowed_rings():
+    with switched():
         kill_while_the_device_hangs(volume, "ring")
 
 
@@ -175,8 +163,9 @@ def kill_while_the_device_hangs(volume, transport):
         must(bool(stopped) == (transport == "ring"), f"serving threads: {stopped}")
         for thread in stopped:
             stop(thread)
-        users = [user(n % os.cpu_count(), (v.mnt / f"missing{n}").stat) for n in range(4)]
-        users.append(user(0, lambda: write_mapped(v.mnt / "mapped")))
+        cpus = sorted(os.sched_getaffinity(0))
+        users = [user(cpus[n % len(cpus)], (v.mnt / f"missing{n}").stat) for n in range(4)]
+        users.append(user(cpus[0], lambda: write_mapped(v.mnt / "mapped")))
         time.sleep(0.5)
         os.kill(pid, signal.SIGKILL)
         for thread in stopped:
@@ -195,12 +184,13 @@ def kill_while_the_device_hangs(volume, transport):
 
 def user(cpu, work):
     """A process on a CPU, which may fail."""
-    pid = os.fork()
-    if pid == 0:
+
+    def there(_pipe):
         os.sched_setaffinity(0, {cpu})
-        with contextlib.suppress(OSError):
-            work()
-        os._exit(0)
+        work()
+
+    pid, reader = fork_for(there)
+    os.close(reader)
     return pid
 
 

@@ -22,13 +22,20 @@ FAILPOINT = "BRAIDFS_TEST_RING_FAILS_ON_CPU"
 
 
 @contextlib.contextmanager
-def with_rings(volume, allowed=True):
-    """A volume of our own, not mounted, and the kernel's switch as wanted."""
-    daemon_only(volume)
+def switched(allowed=True):
+    """The kernel's switch as wanted, where it has one."""
     why = fslib.why_no_rings()
     if why or not fslib.IS_ROOT:
         raise Skipped(why or "needs root")
-    with fslib.rings(allowed), small_volume(volume, size=256 << 20) as v:
+    with fslib.rings(allowed):
+        yield
+
+
+@contextlib.contextmanager
+def with_rings(volume, allowed=True):
+    """A volume of our own, not mounted, and the kernel's switch as wanted."""
+    daemon_only(volume)
+    with switched(allowed), small_volume(volume, size=256 << 20) as v:
         yield v
 
 

@@ -333,13 +333,13 @@ pub(crate) fn detach_top(point: &Path) -> io::Result<()> {
     unmount(point, true)
 }
 
-/// Whether the server of the braidfs on `point` has died.
+/// Whether the server of the braidfs on `point` has died. One that is ending just now is waited for, [`ENDING`] at most.
 pub(crate) fn is_unserved(point: &Path) -> bool {
     let begin = Instant::now();
     loop {
         // The kernel may know the attributes of the root, and ask nobody; these it always asks for.
         match rustix::fs::statvfs(point) {
-            // of a server with rings that is ending just now: those are taken down before the connection
+            // rings are taken down before the connection
             Err(Errno::CANCELED) if begin.elapsed() < ENDING => std::thread::sleep(ENDING / 200),
             other => return other.err() == Some(Errno::NOTCONN),
         }

@@ -237,11 +237,16 @@ fn links_up_to_the_limit() {
     fsck(&[d]).unwrap();
 }
 
-/// A file with as many names as its record can hold keeps them: a longer name is refused, and the domain goes on.
+/// A file with as many names as its record can hold keeps them: a longer name is refused, and the domain goes on. Also in
+/// directories that several threads change.
 #[test]
 fn renames_keep_to_the_limit_of_links() {
+    [false, true].into_iter().for_each(rename_at_the_limit_of_links);
+}
+
+fn rename_at_the_limit_of_links(share_dirs: bool) {
     let d = device(256 << 20);
-    let v = mount(&d);
+    let v = Volume::mount(vec![d.clone()], MountOptions { share_dirs, ..MountOptions::default() }).unwrap();
     let (a, b) = (mkdir(&v, ROOT, "a"), mkdir(&v, ROOT, "b"));
     let (f, other) = (create(&v, a, "f").unwrap(), create(&v, b, "other").unwrap());
     let names: Vec<String> =
@@ -251,7 +256,7 @@ fn renames_keep_to_the_limit_of_links() {
     let rename = |n: usize, dir, to: &str, mode| v.rename(a, names[n].as_bytes(), dir, to.as_bytes(), mode);
     let mut grown = 0;
     for n in 0..200 {
-        // into the same directory, another one, and one that several threads change
+        // into the same directory, and into another one
         let dir = if n % 2 == 0 { a } else { b };
         match rename(n, dir, &long(n), RenameMode::Replace) {
             Ok(()) => grown += 1,

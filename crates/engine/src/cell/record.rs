@@ -19,7 +19,7 @@ use braidfs_format::node::{DIR, NodeKind, NodeRecord, OVERFLOW, PAYLOAD_MAX, REM
 pub const LINK_BYTES_MAX: usize = 440_000;
 /// Most links of one inode that is no directory.
 pub const LINKS_MAX: usize = 65_000;
-/// Most links of a directory, one of which is its own: so many subdirectories but two, as XFS has it.
+/// Most links of a directory, two of which are its own: so many subdirectories but two, as XFS has it.
 pub const DIR_LINKS_MAX: u32 = 1 << 31;
 /// Bytes of an encoded link without its name.
 const LINK_FIXED_BYTES: usize = 9;
@@ -43,8 +43,8 @@ impl State {
     /// # Errors
     /// [`Error::TooManyLinks`].
     pub fn check_gains(&self, name: &[u8], instead: Option<&[u8]>) -> Result<()> {
-        // not counted for few links, nor where it grows by nothing
         let bytes_of = |name: &[u8]| LINK_FIXED_BYTES + name.len();
+        // with few links, and where they do not take more room, nobody counts
         if instead.is_some_and(|old| name.len() <= old.len())
             || (self.links.len() + 1) * (LINK_FIXED_BYTES + NAME_MAX) <= LINK_BYTES_MAX
         {

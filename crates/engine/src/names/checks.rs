@@ -1,6 +1,7 @@
 //! What every operation on names asks first.
 
 use crate::cell::State;
+use crate::cell::record::DIR_LINKS_MAX;
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
 use crate::types::DomainId;
@@ -38,6 +39,12 @@ pub(crate) fn check_changeable(st: &State) -> Result<()> {
 /// [`Error::Perm`] for an immutable directory: an append-only one takes names, and gives none away.
 pub(crate) fn check_takes_names(st: &State) -> Result<()> {
     if st.flags & braidfs_format::inode::IMMUTABLE != 0 { Err(Error::Perm) } else { Ok(()) }
+}
+
+/// # Errors
+/// [`Error::TooManyLinks`] where the directory has as many subdirectories as it can count.
+pub(super) fn check_takes_directory(st: &State) -> Result<()> {
+    if st.nlink >= DIR_LINKS_MAX { Err(Error::TooManyLinks) } else { Ok(()) }
 }
 
 /// # Errors

@@ -1,13 +1,12 @@
 //! Making inodes with their first name: create, mkdir, symlink, mknod; tmpfile, without one.
 
-use super::checks::{check_alive, check_name, check_takes_names};
+use super::checks::{check_alive, check_name, check_takes_directory, check_takes_names};
 use super::entries::{Child, ENTRY_BLOCKS};
 use super::placement::NewInode;
 use crate::attributes::acl;
 use crate::braid::entry::{By, Edit};
 use crate::cell::dir::Lookup;
 use crate::cell::opened::OpenCell;
-use crate::cell::record::DIR_LINKS_MAX;
 use crate::cell::{Body, Cell, State};
 use crate::error::{Error, Result};
 use crate::quota::Charge;
@@ -206,8 +205,8 @@ impl MountedVolume {
             },
             None => false,
         };
-        if new.kind == FileKind::Dir && dst.nlink >= DIR_LINKS_MAX {
-            return Err(Error::TooManyLinks);
+        if new.kind == FileKind::Dir {
+            check_takes_directory(&dst)?;
         }
         let Some(before) = op.may_take(d, name, target) else { return Ok(None) };
         let mut st = self.fresh(&dst, new, cred)?;

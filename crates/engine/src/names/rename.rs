@@ -5,14 +5,15 @@
 //! rare cases that meet an earlier rename of another domain which is not durable yet, and for the exchange of directories
 //! of two domains (docs/crash-contract.md says which and why).
 
-use super::checks::{check_alive, check_changeable, check_name, check_project, check_takes_names};
+use super::checks::{
+    check_alive, check_changeable, check_name, check_project, check_takes_directory, check_takes_names,
+};
 use super::entries::{Child, Named};
 use super::prerequisites::Unwritten;
 use crate::braid::durability::Before;
 use crate::braid::entry::{By, Edit};
 use crate::braid::plan::{Plan, Rename, Subject, Waits, Which, plan};
 use crate::braid::rules::{move_directory, names_durable_first};
-use crate::cell::record::DIR_LINKS_MAX;
 use crate::cell::{Cell, State};
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
@@ -376,12 +377,11 @@ impl MountedVolume {
         if let (Some(_), Some(v)) = (r.partner(), &l.dst) {
             v.check_gains(r.from.name, Some(r.to.name))?;
         }
-        let gains = r.src_moves() && r.dst.as_ref().is_none_or(|d| d.kind != FileKind::Dir);
-        let regains = r.partner_moves() && r.src.kind != FileKind::Dir;
-        for (_, dir) in [(gains, l.new), (regains, l.old)].into_iter().filter(|(gains, _)| *gains) {
-            if l.dirs[dir].nlink >= DIR_LINKS_MAX {
-                return Err(Error::TooManyLinks);
-            }
+        if r.src_moves() && r.dst.as_ref().is_none_or(|d| d.kind != FileKind::Dir) {
+            check_takes_directory(&l.dirs[l.new])?;
+        }
+        if r.partner_moves() && r.src.kind != FileKind::Dir {
+            check_takes_directory(&l.dirs[l.old])?;
         }
         if r.two_dirs() {
             check_project(&l.dirs[l.new], &l.src)?;

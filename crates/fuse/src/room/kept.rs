@@ -49,17 +49,18 @@ impl BraidFs {
     /// Does something for which a domain lacks room that others may have, while the tight ones keep nothing for the kernel but what
     /// it cannot write back now; `None`: there are none. By the helper thread only.
     pub(crate) fn with_lent_room<R>(&self, channel: &Arc<Channel>, work: impl FnOnce() -> R) -> Option<R> {
-        if self.profile.cache == Cache::Back {
-            // one that others have made short of room since somebody looked at it keeps what the kernel may hold, and is not tight
-            for d in 0..self.domain_count() {
-                if self.becomes_tight(d, self.vol.sure_room(DomainId(d as u16)), channel) {
-                    self.write_back_first(d, channel);
-                }
+        if self.profile.cache != Cache::Back {
+            return None;
+        }
+        // one that others have made short of room since somebody looked at it keeps what the kernel may hold, and is not tight
+        for d in 0..self.domain_count() {
+            if self.becomes_tight(d, self.vol.sure_room(DomainId(d as u16)), channel) {
+                self.write_back_first(d, channel);
             }
         }
         let is_tight = |d: &usize| self.tight.domains[*d].tight.load(Ordering::SeqCst);
         let all: Vec<usize> = (0..self.domain_count()).filter(is_tight).collect();
-        if self.profile.cache != Cache::Back || all.is_empty() {
+        if all.is_empty() {
             return None;
         }
         let unknown = |d: &&usize| self.tight.domains[**d].unknown.load(Ordering::SeqCst);

@@ -88,7 +88,12 @@ impl Uring {
         // keeps their pages for as long as the ring lives, wherever they are mapped then.
         let index = system_call(unsafe { libc::syscall(libc::SYS_io_uring_setup, submissions, &raw mut params) })?;
         let at = |offset: u32| offset as usize;
-        let fits = at(params.cq_off.cqes) <= HEAD_BYTES
+        let fields =
+            [params.sq_off.head, params.sq_off.tail, params.sq_off.flags, params.cq_off.head, params.cq_off.tail];
+        let is_field = |f: &u32| at(*f) + size_of::<AtomicU32>() <= HEAD_BYTES && f.is_multiple_of(4);
+        let fits = fields.iter().all(is_field)
+            && at(params.cq_off.cqes) <= HEAD_BYTES
+            && params.cq_off.cqes.is_multiple_of(align_of::<Completion>() as u32)
             && params.cq_entries <= completions
             && params.sq_entries <= submissions
             && params.sq_entries.is_power_of_two()
@@ -113,7 +118,8 @@ impl Uring {
             of_its_thread: PhantomData,
         };
         // what a later kernel lays out otherwise is not looked for where it is not
-        if fits { Ok(ring) } else { Err(io::Error::new(io::ErrorKind::Unsupported, "a ring of another layout")) }
+        let otherwise = "this kernel's rings have another layout than braidfs knows; transport=dev does without";
+        if fits { Ok(ring) } else { Err(io::Error::new(io::ErrorKind::Unsupported, otherwise)) }
     }
 
     /// Makes `file` the first one of those that submissions name by a number.
@@ -135,10 +141,10 @@ impl Uring {
         Ok(())
     }
 
-    /// A field that the kernel reads or writes, too.
+    /// A field that the kernel reads or writes, too: one of those whose places [`Self::new`] was told.
     fn field(&self, at: usize) -> &AtomicU32 {
-        assert!(at + size_of::<AtomicU32>() <= HEAD_BYTES && at.is_multiple_of(align_of::<AtomicU32>()));
-        // SAFETY: it lies in the mapping, as just seen, which lives as long as `self`; both sides use it as an atomic alone.
+        // SAFETY: it lies in the mapping and is aligned, as `new` has seen of each; the mapping lives as long as `self`, and both
+        // sides use the field as an atomic alone.
         unsafe { &*self.rings.as_ptr().add(at).cast::<AtomicU32>() }
     }
 
