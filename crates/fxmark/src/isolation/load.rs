@@ -3,7 +3,7 @@
 use crate::error::On;
 use crate::fs::Fs;
 use crate::names::Rng;
-use crate::{Error, Result};
+use crate::{Error, Result, sys};
 use braidfs_vfs::OpenHow;
 use serde::{Deserialize, Serialize};
 use std::ffi::{CStr, CString};
@@ -205,6 +205,8 @@ pub struct Seen {
     pub latencies: Vec<u64>,
     /// How long it worked.
     pub seconds: f64,
+    /// Of that, how long the machine stood still; none where nobody could tell.
+    pub still: Option<f64>,
 }
 
 impl Seen {
@@ -250,13 +252,23 @@ impl<'f, F: Fs> Victim<'f, F> {
     }
 
     /// Runs one transaction after the other (`rate` 0), or `rate` a second: each has a time at which it begins, and one
-    /// that begins late counts from then, as it does for who asked for it. `warm_up` is not counted.
+    /// that begins late counts from then, as it does for who asked for it. `warm_up` is not counted. Pauses of the machine
+    /// are looked for on `cpus`.
     ///
     /// # Errors
     /// A failed operation; interrupted.
-    pub fn run(&mut self, rate: f64, warm_up: f64, seconds: f64, stop: &AtomicBool) -> Result<Seen> {
+    pub fn run(
+        &mut self,
+        rate: f64,
+        (warm_up, seconds): (f64, f64),
+        cpus: &[usize],
+        stop: &AtomicBool,
+    ) -> Result<Seen> {
         self.phase(rate, warm_up, stop)?;
+        // without the right to it, nobody watches
+        let watch = sys::Watch::begin(cpus).ok();
         let mut seen = self.phase(rate, seconds, stop)?;
+        seen.still = watch.map(|w| w.end().as_secs_f64());
         seen.latencies.sort_unstable();
         Ok(seen)
     }
@@ -278,7 +290,7 @@ impl<'f, F: Fs> Victim<'f, F> {
             self.transaction()?;
             latencies.push(u64::try_from((begun.elapsed().saturating_sub(due)).as_nanos()).unwrap_or(u64::MAX));
         }
-        Ok(Seen { latencies, seconds: begun.elapsed().as_secs_f64().max(seconds) })
+        Ok(Seen { latencies, seconds: begun.elapsed().as_secs_f64().max(seconds), still: None })
     }
 
     /// The name of its file.

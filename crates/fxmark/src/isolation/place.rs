@@ -46,11 +46,31 @@ impl Drop for Cgroup {
     }
 }
 
-/// Has ext4 and XFS made and mounted so that directories can have quotas, where what sets them is there.
-pub fn ask_for_quotas(lab: &mut Lab, targets: &[Target]) {
-    if targets.contains(&Target::Ext4) && program("setquota").is_some() && program("chattr").is_some() {
-        lab.mkfs_options.push(("ext4".into(), "-O quota,project".into()));
-        lab.mount_options.push(("ext4".into(), "prjquota".into()));
+const EXT4_QUOTAS: [&str; 2] = ["-Oquota,project", "prjquota"];
+
+/// Mounts a small ext4 with quotas of projects below `dir`: a kernel without them refuses it.
+fn try_quotas(dir: &Path) -> Result<()> {
+    let (image, at) = (dir.join("quotas.img"), dir.join("quotas"));
+    let said = |e| Error::io(format!("making {}", image.display()), e);
+    std::fs::File::create(&image).and_then(|f| f.set_len(16 << 20)).map_err(said)?;
+    std::fs::create_dir(&at).map_err(|e| Error::io(format!("making {}", at.display()), e))?;
+    let tried = (|| {
+        run("mkfs.ext4", &["-q", "-F", EXT4_QUOTAS[0], text(&image)?])?;
+        run("mount", &["-t", "ext4", "-o", &format!("loop,{}", EXT4_QUOTAS[1]), text(&image)?, text(&at)?])?;
+        run("umount", &[text(&at)?])
+    })();
+    // of a directory that goes with all that is in it
+    let _ = std::fs::remove_file(&image);
+    tried.map(drop)
+}
+
+/// Has ext4 and XFS made and mounted so that directories can have quotas, where what sets them is there, and the kernel
+/// has them.
+pub fn ask_for_quotas(lab: &mut Lab, targets: &[Target], dir: &Path) {
+    let ext4 = targets.contains(&Target::Ext4) && program("setquota").is_some() && program("chattr").is_some();
+    if ext4 && try_quotas(dir).is_ok() {
+        lab.mkfs_options.push(("ext4".into(), EXT4_QUOTAS[0].into()));
+        lab.mount_options.push(("ext4".into(), EXT4_QUOTAS[1].into()));
     }
     if targets.contains(&Target::Xfs) && program("xfs_quota").is_some() {
         lab.mount_options.push(("xfs".into(), "prjquota".into()));

@@ -18,8 +18,12 @@ pub fn line(c: &Cell) -> String {
         let rate = f.ops as f64 / f.seconds.max(1e-9);
         format!("; the neighbour {rate:.0}/s, {:.0} MiB/s", f.bytes as f64 / f.seconds.max(1e-9) / f64::from(1 << 20))
     });
+    let still = match c.still {
+        Some(s) if s > 0.0 => format!("; the machine stood still for {:.0} ms", 1000.0 * s),
+        _ => String::new(),
+    };
     format!(
-        "{}, {} ({}): {:.0} of {:.0} transactions/s, p50 {:.0} µs, p99 {:.0} µs{flooded}",
+        "{}, {} ({}): {:.0} of {:.0} transactions/s, p50 {:.0} µs, p99 {:.0} µs{flooded}{still}",
         c.target,
         name(c.neighbour),
         c.rep + 1,
@@ -138,11 +142,28 @@ pub fn terminal(r: &Results) -> String {
     table.to_string()
 }
 
+/// What is known of the machine's own pauses.
+fn pauses(r: &Results) -> String {
+    let still: Vec<f64> = r.cells.iter().filter_map(|c| c.still).filter(|s| *s > 0.0).collect();
+    if r.cells.iter().any(|c| c.still.is_none()) {
+        return " Nobody looked whether the machine itself stood still meanwhile.".into();
+    }
+    match still.iter().copied().reduce(f64::max) {
+        None => " The machine itself never stood still meanwhile.".into(),
+        Some(most) => format!(
+            " In {} of {} measurements the machine itself stood still, however often they were repeated, for {:.0} ms at most.",
+            still.len(),
+            r.cells.len(),
+            1000.0 * most
+        ),
+    }
+}
+
 /// For a page of the documentation.
 pub fn markdown(r: &Results) -> String {
     let p = &r.head.plan;
     let mut out = format!(
-        "Medians of {} repetitions, with the range; {} s each, on {}; {} bytes. {}{}\n\n",
+        "Medians of {} repetitions, with the range; {} s each, on {}; {} bytes. {}{}{}\n\n",
         p.reps,
         p.seconds,
         p.media,
@@ -151,7 +172,8 @@ pub fn markdown(r: &Results) -> String {
             || "The neighbour was limited in space only.".into(),
             |n| format!("The neighbour might read and write {n} bytes a second each.")
         ),
-        if p.mount_tenants { " Each tenant of braidfs was mounted by itself." } else { "" }
+        if p.mount_tenants { " Each tenant of braidfs was mounted by itself." } else { "" },
+        pauses(r)
     );
     let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
     out += &line(&HEAD.map(str::to_owned));
@@ -183,6 +205,7 @@ mod tests {
             p50: 10.0,
             p99,
             max: 2.0 * p99,
+            still: Some(if rep == 1 && neighbour.is_none() { 0.025 } else { 0.0 }),
             flooded: neighbour.map(|_| Flooded { ops: 10, bytes: 20 << 20, seconds: 2.0, full: 0 }),
         };
         let plan = Plan {
@@ -212,6 +235,7 @@ mod tests {
         };
         r.head.targets[0].setup.push("mkfs.ext4 DEVICE".into());
         let text = markdown(&r);
+        assert!(text.contains("In 1 of 8 measurements") && text.contains("for 25 ms at most"), "{text}");
         for row in [
             "| ext4 | alone | 100 (100–100) | 10 (10–10) | 150 (100–200) | - | - | - |",
             "| ext4 | stream | 95 (95–95) | 10 (10–10) | 215 (140–290) | 1.4 (1.4–1.4) | yes | 10 (10–10) MiB |",
@@ -222,6 +246,9 @@ mod tests {
             assert!(text.lines().any(|l| l == row), "{row}\n{text}");
         }
         r.cells.truncate(1);
+        assert!(markdown(&r).contains("never stood still"));
+        r.cells[0].still = None;
+        assert!(markdown(&r).contains("Nobody looked"));
         assert!(terminal(&r).contains("alone"));
     }
 }

@@ -5,6 +5,7 @@ mod cpus;
 mod dir;
 mod fiemap;
 mod machine;
+mod pauses;
 
 pub use accounts::{
     CpuTimes, DiskCounters, Usage, cpu_times, disk_counters, kernel_memory, process_cpu, process_peak, switches,
@@ -13,3 +14,4 @@ pub use cpus::{allowed, die_with_parent, parse_list, pin, private_mounts};
 pub use dir::DirStream;
 pub use fiemap::{Extent, extents};
 pub use machine::{Machine, drop_caches};
+pub use pauses::Watch;

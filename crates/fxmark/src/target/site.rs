@@ -133,7 +133,8 @@ impl Lab {
 
     fn format(&self, target: &Target, site: &mut Site) -> Result<()> {
         let name = target.to_string();
-        // no discard: the device below stays as it is for whoever comes next. Nothing is laid out lazily.
+        // no discard: the device below stays as it is for whoever comes next. An image in memory would lose its pages, and whoever
+        // writes to a place for the first time would pay for new ones. Nothing is laid out lazily.
         match target {
             Target::Ext4 | Target::Ext4NoJournal => {
                 let lazy = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
@@ -156,7 +157,8 @@ impl Lab {
         let braidfs = text(self.braidfs()?)?;
         let device = text(self.device()?)?;
         let more = Self::more(&self.mkfs_options, name).flat_map(str::split_whitespace);
-        let mkfs: Vec<&str> = ["mkfs", "--force", "--quiet"].into_iter().chain(more).chain([device]).collect();
+        let mkfs: Vec<&str> =
+            ["mkfs", "--force", "--quiet", "--nodiscard"].into_iter().chain(more).chain([device]).collect();
         run(braidfs, &mkfs)?;
         site.setup.push(format!("braidfs {}", mkfs.join(" ")));
         Ok(())
