@@ -206,7 +206,7 @@ pub struct Seen {
     /// How long it worked.
     pub seconds: f64,
     /// Of that, how long the machine stood still; none where nobody could tell.
-    pub still: Option<f64>,
+    pub paused: Option<f64>,
 }
 
 impl Seen {
@@ -266,9 +266,9 @@ impl<'f, F: Fs> Victim<'f, F> {
     ) -> Result<Seen> {
         self.phase(rate, warm_up, stop)?;
         // without the right to it, nobody watches
-        let watch = sys::Watch::begin(cpus).ok();
+        let watch = sys::PauseWatch::begin(cpus).ok();
         let mut seen = self.phase(rate, seconds, stop)?;
-        seen.still = watch.map(|w| w.end().as_secs_f64());
+        seen.paused = watch.map(|w| w.end().as_secs_f64());
         seen.latencies.sort_unstable();
         Ok(seen)
     }
@@ -290,7 +290,7 @@ impl<'f, F: Fs> Victim<'f, F> {
             self.transaction()?;
             latencies.push(u64::try_from((begun.elapsed().saturating_sub(due)).as_nanos()).unwrap_or(u64::MAX));
         }
-        Ok(Seen { latencies, seconds: begun.elapsed().as_secs_f64().max(seconds), still: None })
+        Ok(Seen { latencies, seconds: begun.elapsed().as_secs_f64().max(seconds), paused: None })
     }
 
     /// The name of its file.

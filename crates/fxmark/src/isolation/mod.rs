@@ -61,7 +61,7 @@ pub struct Args {
     /// Repetitions of all
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=100))]
     reps: u64,
-    /// Measured time of each combination
+    /// Measured time of each combination; where the machine itself paused meanwhile (root can tell), again, five times at most
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
     seconds: f64,
     /// Warm-up before it [default: a quarter of --seconds]
@@ -147,7 +147,7 @@ pub struct Cell {
     pub max: f64,
     /// Seconds of the measured time in which the whole machine stood still; none where nobody could tell.
     #[serde(default)]
-    pub still: Option<f64>,
+    pub paused: Option<f64>,
     /// What the neighbour did.
     pub flooded: Option<Flooded>,
 }
@@ -246,7 +246,7 @@ fn measure(args: &Args, before: &[&str]) -> Result<Results> {
         cold: rustix::process::geteuid().is_root(),
     };
     let mut lab = args.lab.lab(media, dir.path().to_path_buf(), args.size, before);
-    place::ask_for_quotas(&mut lab, &targets, dir.path());
+    place::ask_for_quotas(&mut lab, &targets);
     let results = run(&lab, plan, &targets, args, &stop, before);
     // the device before the directory that it lies in
     drop(lab);
@@ -272,7 +272,7 @@ fn run(lab: &Lab, plan: Plan, targets: &[Target], args: &Args, stop: &AtomicBool
                     p50: seen.quantile(0.5),
                     p99: seen.quantile(0.99),
                     max: seen.quantile(1.0),
-                    still: seen.still,
+                    paused: seen.paused,
                     flooded,
                 };
                 eprintln!("fxmark: {}", report::line(&cell));
@@ -300,14 +300,14 @@ type Measured = (Seen, Option<Flooded>, Vec<String>, f64);
 
 /// Measures again, a few times, what the machine's own pauses fell into; the least disturbed of all.
 fn undisturbed(mut measure: impl FnMut() -> Result<Seen>) -> Result<Seen> {
-    let still = |seen: &Seen| seen.still.unwrap_or(0.0);
+    let paused = |seen: &Seen| seen.paused.unwrap_or(0.0);
     let mut best = measure()?;
     for _ in 1..TRIES {
-        if still(&best) == 0.0 {
+        if paused(&best) == 0.0 {
             break;
         }
         let again = measure()?;
-        if still(&again) < still(&best) {
+        if paused(&again) < paused(&best) {
             best = again;
         }
     }

@@ -46,7 +46,9 @@ impl Drop for Cgroup {
     }
 }
 
-const EXT4_QUOTAS: [&str; 2] = ["-Oquota,project", "prjquota"];
+/// Of mkfs.ext4, and of a mount of ext4 or XFS: quotas of projects.
+const MKFS_QUOTAS: &str = "-Oquota,project";
+const QUOTAS: &str = "prjquota";
 
 /// Mounts a small ext4 with quotas of projects below `dir`: a kernel without them refuses it.
 fn try_quotas(dir: &Path) -> Result<()> {
@@ -55,8 +57,8 @@ fn try_quotas(dir: &Path) -> Result<()> {
     std::fs::File::create(&image).and_then(|f| f.set_len(16 << 20)).map_err(said)?;
     std::fs::create_dir(&at).map_err(|e| Error::io(format!("making {}", at.display()), e))?;
     let tried = (|| {
-        run("mkfs.ext4", &["-q", "-F", EXT4_QUOTAS[0], text(&image)?])?;
-        run("mount", &["-t", "ext4", "-o", &format!("loop,{}", EXT4_QUOTAS[1]), text(&image)?, text(&at)?])?;
+        run("mkfs.ext4", &["-q", "-F", MKFS_QUOTAS, text(&image)?])?;
+        run("mount", &["-t", "ext4", "-o", &format!("loop,{}", QUOTAS), text(&image)?, text(&at)?])?;
         run("umount", &[text(&at)?])
     })();
     // of a directory that goes with all that is in it
@@ -66,15 +68,25 @@ fn try_quotas(dir: &Path) -> Result<()> {
 
 /// Has ext4 and XFS made and mounted so that directories can have quotas, where what sets them is there, and the kernel
 /// has them.
-pub fn ask_for_quotas(lab: &mut Lab, targets: &[Target], dir: &Path) {
-    let ext4 = targets.contains(&Target::Ext4) && program("setquota").is_some() && program("chattr").is_some();
-    if ext4 && try_quotas(dir).is_ok() {
-        lab.mkfs_options.push(("ext4".into(), EXT4_QUOTAS[0].into()));
-        lab.mount_options.push(("ext4".into(), EXT4_QUOTAS[1].into()));
+pub fn ask_for_quotas(lab: &mut Lab, targets: &[Target]) {
+    if targets.contains(&Target::Ext4) && program("setquota").is_some() && program("chattr").is_some() {
+        match try_quotas(&lab.dir) {
+            Ok(()) => {
+                lab.mkfs_options.push(("ext4".into(), MKFS_QUOTAS.into()));
+                lab.mount_options.push(("ext4".into(), QUOTAS.into()));
+            }
+            Err(why) => eprintln!("fxmark: ext4 has no project quotas here: {why}"),
+        }
     }
     if targets.contains(&Target::Xfs) && program("xfs_quota").is_some() {
-        lab.mount_options.push(("xfs".into(), "prjquota".into()));
+        lab.mount_options.push(("xfs".into(), QUOTAS.into()));
     }
+}
+
+/// Whether [`ask_for_quotas`] asked for them.
+fn has_quotas(lab: &Lab, target: &Target) -> bool {
+    let name = target.to_string();
+    lab.mount_options.iter().any(|(t, options)| *t == name && options == QUOTAS)
 }
 
 fn text(path: &Path) -> Result<&str> {
@@ -131,6 +143,10 @@ pub fn limit_mounted(lab: &Lab, target: &Target, at: &Path, device: Option<&Path
     for (id, dir) in [(4711, VICTIM), (4712, NEIGHBOUR)] {
         let path = at.join(dir);
         std::fs::create_dir(&path).map_err(|e| Error::io(format!("making {}", path.display()), e))?;
+        if !has_quotas(lab, target) {
+            said.push(format!("without a project quota of {dir}: no program that sets one, or a kernel without them"));
+            continue;
+        }
         match project(target, at, &path, id, share(plan)) {
             Ok(command) => said.push(command),
             Err(why) => said.push(format!("without a project quota of {dir}: {why}")),
@@ -160,9 +176,6 @@ fn project(target: &Target, at: &Path, dir: &Path, id: u32, bytes: u64) -> Resul
             Ok(format!("xfs_quota -x -c '{limit}' DIR"))
         }
         _ => {
-            if program("setquota").is_none() {
-                return Err(Error::Other("setquota is not installed".into()));
-            }
             run("chattr", &["+P", "-p", &number, dir])?;
             let blocks = (bytes / 1024).to_string();
             run("setquota", &["-P", &number, "0", &blocks, "0", "0", at])?;

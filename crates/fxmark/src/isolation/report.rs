@@ -18,12 +18,12 @@ pub fn line(c: &Cell) -> String {
         let rate = f.ops as f64 / f.seconds.max(1e-9);
         format!("; the neighbour {rate:.0}/s, {:.0} MiB/s", f.bytes as f64 / f.seconds.max(1e-9) / f64::from(1 << 20))
     });
-    let still = match c.still {
+    let paused = match c.paused {
         Some(s) if s > 0.0 => format!("; the machine stood still for {:.0} ms", 1000.0 * s),
         _ => String::new(),
     };
     format!(
-        "{}, {} ({}): {:.0} of {:.0} transactions/s, p50 {:.0} µs, p99 {:.0} µs{flooded}{still}",
+        "{}, {} ({}): {:.0} of {:.0} transactions/s, p50 {:.0} µs, p99 {:.0} µs{flooded}{paused}",
         c.target,
         name(c.neighbour),
         c.rep + 1,
@@ -144,15 +144,15 @@ pub fn terminal(r: &Results) -> String {
 
 /// What is known of the machine's own pauses.
 fn pauses(r: &Results) -> String {
-    let still: Vec<f64> = r.cells.iter().filter_map(|c| c.still).filter(|s| *s > 0.0).collect();
-    if r.cells.iter().any(|c| c.still.is_none()) {
+    let paused: Vec<f64> = r.cells.iter().filter_map(|c| c.paused).filter(|s| *s > 0.0).collect();
+    if r.cells.iter().any(|c| c.paused.is_none()) {
         return " Nobody looked whether the machine itself stood still meanwhile.".into();
     }
-    match still.iter().copied().reduce(f64::max) {
+    match paused.iter().copied().reduce(f64::max) {
         None => " The machine itself never stood still meanwhile.".into(),
         Some(most) => format!(
             " In {} of {} measurements the machine itself stood still, however often they were repeated, for {:.0} ms at most.",
-            still.len(),
+            paused.len(),
             r.cells.len(),
             1000.0 * most
         ),
@@ -205,7 +205,7 @@ mod tests {
             p50: 10.0,
             p99,
             max: 2.0 * p99,
-            still: Some(if rep == 1 && neighbour.is_none() { 0.025 } else { 0.0 }),
+            paused: Some(if rep == 1 && neighbour.is_none() { 0.025 } else { 0.0 }),
             flooded: neighbour.map(|_| Flooded { ops: 10, bytes: 20 << 20, seconds: 2.0, full: 0 }),
         };
         let plan = Plan {
@@ -247,7 +247,7 @@ mod tests {
         }
         r.cells.truncate(1);
         assert!(markdown(&r).contains("never stood still"));
-        r.cells[0].still = None;
+        r.cells[0].paused = None;
         assert!(markdown(&r).contains("Nobody looked"));
         assert!(terminal(&r).contains("alone"));
     }

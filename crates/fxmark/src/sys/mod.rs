@@ -14,4 +14,4 @@ pub use cpus::{allowed, die_with_parent, parse_list, pin, private_mounts};
 pub use dir::DirStream;
 pub use fiemap::{Extent, extents};
 pub use machine::{Machine, drop_caches};
-pub use pauses::Watch;
+pub use pauses::PauseWatch;

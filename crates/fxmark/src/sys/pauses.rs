@@ -18,14 +18,14 @@ const LATE: Duration = Duration::from_millis(5);
 /// From when to when, since the watch began.
 type Gap = (Duration, Duration);
 
-/// Watches for pauses of the machine from its making to [`Watch::end`].
+/// Watches for pauses of the machine from its making to [`PauseWatch::end`].
 #[derive(Debug)]
-pub struct Watch {
+pub struct PauseWatch {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<Vec<Gap>>>,
 }
 
-impl Watch {
+impl PauseWatch {
     /// With a thread on each of these CPUs.
     ///
     /// # Errors
@@ -59,7 +59,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for PauseWatch {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn a_watch_ends_or_says_why_there_is_none() {
         let cpu = crate::sys::allowed().unwrap()[0];
-        match Watch::begin(&[cpu]) {
+        match PauseWatch::begin(&[cpu]) {
             // a busy host may have stopped us meanwhile
             Ok(watch) => assert!(watch.end() < Duration::from_secs(3600)),
             Err(e) => assert_eq!(e.kind(), io::ErrorKind::PermissionDenied, "{e}"),
