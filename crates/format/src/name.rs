@@ -7,6 +7,39 @@ use std::ops::Deref;
 /// Longest name that needs no memory of its own.
 pub const SHORT_MAX: usize = 22;
 
+/// The first `8 * N` bytes, at most, as little-endian words, the last of them filled up with zeros.
+///
+/// All in registers: a copy of a length that is not known would be a call, and who then reads as words what it wrote as bytes waits
+/// until that is in the cache.
+#[inline]
+pub fn words<const N: usize>(bytes: &[u8]) -> [u64; N] {
+    let (whole, rest) = bytes.as_chunks::<8>();
+    let end = match bytes.last_chunk::<8>() {
+        _ if rest.is_empty() => 0,
+        // the last eight bytes without those that are in the word before
+        Some(last) => u64::from_le_bytes(*last) >> (64 - 8 * rest.len()),
+        None => short(bytes),
+    };
+    std::array::from_fn(|i| match whole.get(i) {
+        Some(chunk) => u64::from_le_bytes(*chunk),
+        None if i == whole.len() => end,
+        None => 0,
+    })
+}
+
+/// Less than eight bytes as a word: of two reads that overlap both have the same bits there.
+#[inline]
+fn short(bytes: &[u8]) -> u64 {
+    let both = |first: u64, last: u64, read: usize| first | last << (8 * (bytes.len() - read));
+    if let (Some(first), Some(last)) = (bytes.first_chunk::<4>(), bytes.last_chunk::<4>()) {
+        both(u32::from_le_bytes(*first).into(), u32::from_le_bytes(*last).into(), 4)
+    } else if let (Some(first), Some(last)) = (bytes.first_chunk::<2>(), bytes.last_chunk::<2>()) {
+        both(u16::from_le_bytes(*first).into(), u16::from_le_bytes(*last).into(), 2)
+    } else {
+        bytes.first().map_or(0, |b| u64::from(*b))
+    }
+}
+
 /// A file's name: bytes that do not change. Most names are short and lie in the value itself (24 bytes), so that whoever
 /// walks over the entries of a directory, or the names of many inodes, does not go from allocation to allocation.
 #[derive(Clone)]
@@ -41,8 +74,11 @@ impl From<&[u8]> for FileName {
         if name.len() > SHORT_MAX {
             return Self(Repr::Long(name.into()));
         }
+        let [a, b, c] = words(name).map(u64::to_le_bytes);
         let mut bytes = [0; SHORT_MAX];
-        bytes[..name.len()].copy_from_slice(name);
+        bytes[..8].copy_from_slice(&a);
+        bytes[8..16].copy_from_slice(&b);
+        bytes[16..].copy_from_slice(&c[..SHORT_MAX - 16]);
         Self(Repr::Short(name.len() as u8, bytes))
     }
 }
@@ -122,6 +158,18 @@ mod tests {
             assert_eq!(name.clone(), name);
             assert_eq!(name.heap_bytes(), if n > SHORT_MAX { n } else { 0 });
             assert_eq!(&*Box::<[u8]>::from(name), bytes);
+        }
+    }
+
+    #[test]
+    fn words_of_every_length() {
+        let bytes: [u8; 40] = std::array::from_fn(|i| i as u8 ^ 0xa5);
+        for n in 0..=bytes.len() {
+            let mut padded = [0; 32];
+            let of = n.min(32);
+            padded[..of].copy_from_slice(&bytes[..of]);
+            let (want, _) = padded.as_chunks::<8>();
+            assert_eq!(words::<4>(&bytes[..n]).map(u64::to_le_bytes), want, "{n} bytes");
         }
     }
 

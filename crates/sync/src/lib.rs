@@ -10,6 +10,7 @@ pub mod ablation;
 mod bias;
 mod biased;
 mod doors;
+pub mod fetch;
 mod idle;
 pub mod lately;
 mod locks;

@@ -73,7 +73,10 @@ impl MountedVolume {
         let key = Key::of(dir.ino, dir.generation, name);
         match edit {
             // of a name that is not there nothing is known
-            Edit::Add(_) => debug_assert!(self.dentries.get(&key).is_none()),
+            Edit::Add(_) => {
+                debug_assert!(self.dentries.get(&key).is_none());
+                self.dentries.fetch(&key);
+            }
             // who walks by names looked up lately waits for the directory
             Edit::Replace(_) | Edit::Remove => self.dentries.forget(&key),
         }

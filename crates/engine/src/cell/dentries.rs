@@ -19,6 +19,7 @@
 
 use super::untouched::Words;
 use crate::types::{FileKind, InodeNo, InodeRef};
+use braidfs_format::name::words;
 use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{
     AtomicU64,
@@ -59,15 +60,10 @@ impl Key {
         if name.len() > NAME_BYTES {
             return Self::hashed(dir, generation, name);
         }
-        let mut b = [0u8; NAME_BYTES + 1];
-        b[0] = name.len() as u8;
-        b[1..=name.len()].copy_from_slice(name);
-        let word = |i: usize| {
-            let mut w = [0u8; 8];
-            w.copy_from_slice(&b[8 * i..8 * i + 8]);
-            u64::from_le_bytes(w)
-        };
-        Self { dir: dir.0, generation, name: [word(0), word(1), word(2), word(3)] }
+        // the length, then the name
+        let [a, b, c, d] = words(name);
+        let name = [name.len() as u64 | a << 8, a >> 56 | b << 8, b >> 56 | c << 8, c >> 56 | d << 8];
+        Self { dir: dir.0, generation, name }
     }
     #[cold]
     fn hashed(dir: InodeNo, generation: u32, name: &[u8]) -> Self {
@@ -158,6 +154,14 @@ impl DentryCache {
         // never the case: the word is as it was
         let _ = b[0].compare_exchange(u64::MAX, u64::MAX, Relaxed, Relaxed);
         known_target(b, tag, k)
+    }
+
+    /// [`Self::put`] follows soon.
+    #[inline]
+    pub fn fetch(&self, k: &Key) {
+        if let Some((b, _)) = self.bucket(k) {
+            braidfs_sync::fetch::to_change(&b[0]);
+        }
     }
 
     /// Notes what `k` names. The caller has the name's bucket locked.

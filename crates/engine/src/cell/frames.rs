@@ -22,7 +22,7 @@ pub mod pool;
 
 use crate::types::thread_slot;
 use braidfs_format::BLOCK_BYTES;
-use braidfs_sync::{ProcessMutex, rank};
+use braidfs_sync::{ProcessMutex, fetch, rank};
 use crossbeam::utils::CachePadded;
 use pool::{BATCH, Bytes, CHUNK, Free, Home, LIST_MAX, LISTS, List, Pool, count};
 use std::alloc::{Layout, handle_alloc_error};
@@ -40,22 +40,6 @@ const LAYOUT: Layout = match Layout::from_size_align(CHUNK, CHUNK) {
     Ok(l) => l,
     Err(_) => panic!("a chunk's size is a power of two"),
 };
-
-/// Brings a block's lines into this CPU's cache, all at once: stores by themselves wait for one after the other where the
-/// block is not in the nearest caches.
-#[inline]
-fn prefetch(at: NonNull<Bytes>) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-        for line in (0..BLOCK_BYTES).step_by(64) {
-            // SAFETY: of an address in the block, and a prefetch reads and writes nothing, whatever the address.
-            unsafe { _mm_prefetch::<_MM_HINT_ET0>(at.as_ptr().cast::<i8>().add(line)) };
-        }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
-}
 
 /// A buffer of a block. A clone shares the bytes; they are changed only where nobody shares them.
 pub struct Frame(NonNull<Bytes>);
@@ -77,7 +61,7 @@ impl Frame {
     /// With this content.
     pub fn copy_of(bytes: &Bytes, home: Home) -> Self {
         let at = take(home);
-        prefetch(at);
+        fetch::to_change_at(at.as_ptr());
         // SAFETY: as in `zeroed`; `bytes` cannot overlap what nobody else has.
         unsafe { std::ptr::copy_nonoverlapping(bytes, at.as_ptr(), 1) };
         Self(at)
@@ -87,7 +71,7 @@ impl Frame {
         let at = self.0;
         match self.get_mut() {
             Some(own) => {
-                prefetch(at);
+                fetch::to_change_at(at.as_ptr());
                 own.copy_from_slice(bytes);
             }
             None => *self = Self::copy_of(bytes, self.home()),
@@ -113,7 +97,8 @@ impl Frame {
     pub unsafe fn write_locked(&self, offset: usize, bytes: &[u8]) {
         assert!(bytes.len() <= BLOCK_BYTES && offset <= BLOCK_BYTES - bytes.len());
         if bytes.len() == BLOCK_BYTES {
-            prefetch(self.0);
+            // by themselves, stores to lines that are in no near cache wait for one after the other
+            fetch::to_change_at(self.0.as_ptr());
         }
         // SAFETY: in the block, as was just checked; nobody else has to do with its bytes, says the caller. The source is
         // none of them for the same reason.

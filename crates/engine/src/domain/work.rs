@@ -7,9 +7,12 @@ use crate::planted::{Bug, planted};
 use crate::types::*;
 use braidfs_format::journal::Record;
 use braidfs_format::node::NodeRecord;
-use braidfs_sync::{Condvar, Mutex, MutexGuard, rank};
+use braidfs_sync::{Condvar, Mutex, MutexGuard, fetch, rank};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+
+/// Cells are asked for so many before they are taken: most lie in no near cache.
+const AHEAD: usize = 2;
 
 /// A commit that is under way, as far as others can help.
 #[derive(Debug)]
@@ -77,7 +80,11 @@ impl Work {
         if self.stop.load(Relaxed) {
             return None;
         }
-        self.cells.get(self.next.fetch_add(1, Relaxed))
+        let next = self.next.fetch_add(1, Relaxed);
+        if let Some(later) = self.cells.get(next + AHEAD) {
+            fetch::to_change::<Cell>(later);
+        }
+        self.cells.get(next)
     }
 
     /// The commit fails.

@@ -122,7 +122,11 @@ impl MountedVolume {
             };
             if missing.is_none() {
                 memory.miss();
-                return Ok((n, f(&st)));
+                let seen = f(&st);
+                drop(st);
+                // only who reads from the device adds pages
+                self.maybe_evict(self.dom(c.domain));
+                return Ok((n, seen));
             }
         }
     }
@@ -160,7 +164,6 @@ impl Volume {
         if let Some(now) = due.filter(|_| n > 0) {
             i.set_atime(&file.cell, now);
         }
-        i.maybe_evict(i.dom(file.cell.domain));
         Ok(n)
     }
 

@@ -316,11 +316,14 @@ impl MountedVolume {
 
     /// Where the write started, and its bytes: fewer than given only where it could not go on.
     fn write_at(&self, c: &Arc<Cell>, at: At, data: &[u8]) -> Result<(u64, usize)> {
-        let wrote = self.write_pieces(c, at, data);
-        if !matches!(wrote, Ok((_, n)) if n == data.len()) {
-            self.give_back_surplus(c);
+        match self.write_pieces(c, at, data) {
+            // anew, not the result as a whole: it is larger than a register, and a copy waits for what was just written of it
+            Ok((start, n)) if n == data.len() => Ok((start, n)),
+            less => {
+                self.give_back_surplus(c);
+                less
+            }
         }
-        wrote
     }
 
     fn write_pieces(&self, c: &Arc<Cell>, mut at: At, data: &[u8]) -> Result<(u64, usize)> {

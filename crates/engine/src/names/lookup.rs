@@ -13,6 +13,7 @@ use crate::volume::{MountedVolume, OpenFile, Volume};
 use braidfs_format::Corrupt;
 use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::NAME_MAX;
+use braidfs_sync::fetch;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -77,7 +78,11 @@ impl MountedVolume {
         let key = Key::of(d.ino, d.generation, name);
         let known = if leave { self.dentries.get_to_forget(&key) } else { self.dentries.get(&key) };
         if let Some(t) = known {
-            match self.see_found(t.node)? {
+            let seen = self.see_found(t.node)?;
+            if leave && let Some(c) = &seen {
+                fetch::to_change::<Cell>(c);
+            }
+            match seen {
                 Some(c) if c.is(t.inode()) && is_named(&c, &key, d.ino, name) => return Ok(Some(c)),
                 _ => {} // gone since
             }

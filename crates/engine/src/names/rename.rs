@@ -297,7 +297,9 @@ impl MountedVolume {
     /// The rename itself: the transaction of the moved inode's domain.
     fn try_rename(&self, r: &Request<'_>) -> Result<Attempt<TxId>> {
         let mut domains: SmallVec<[DomainId; 4]> = smallvec![r.from.dir.domain, r.to.dir.domain, r.src.domain];
-        domains.extend(r.dst.as_ref().map(|d| d.domain));
+        if let Some(d) = &r.dst {
+            domains.push(d.domain);
+        }
         let mut op = Op::begin(self, &domains, RENAME_BLOCKS, r.dst.is_some())?;
         let (mut dirs, old, new) = match self.lock_dirs(r)? {
             Ok(locked) => locked,

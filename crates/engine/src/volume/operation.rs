@@ -98,15 +98,13 @@ impl<'a> Op<'a> {
                 return Err(Error::ReadOnly);
             }
             // who takes away may go on: what it frees makes room for more
-            if !essential && !had_nodes {
+            if !essential && !had_nodes && enters.iter().any(Enter::is_short_of_nodes) {
                 let short = enters.iter().filter(|e| e.is_short_of_nodes()).map(|e| e.domain.id);
                 let short: SmallVec<[DomainId; 2]> = short.collect();
-                if !short.is_empty() {
-                    drop(enters);
-                    had_nodes = true;
-                    short.iter().try_for_each(|d| mounted.make_nodes(mounted.dom(*d)))?;
-                    continue 'again;
-                }
+                drop(enters);
+                had_nodes = true;
+                short.iter().try_for_each(|d| mounted.make_nodes(mounted.dom(*d)))?;
+                continue 'again;
             }
             for (i, e) in enters.iter().enumerate() {
                 let space = &e.domain.space;

@@ -33,9 +33,13 @@ pub struct View<'a> {
     map: &'a PageMap,
     first: u64,
     last: u64,
-    /// Not within the view, which nearly always has none, and is moved about.
-    _locks: Vec<RwLockReadGuard<'a, ()>>,
+    /// One word, as the view is moved about, and nearly always has none: copied in other pieces than it was written in, it would
+    /// cost each read a third of its time (a load that spans several stores waits until they are in the cache).
+    _locks: Option<Box<ReadLocks<'a>>>,
 }
+
+/// Locks of pages, for reading.
+struct ReadLocks<'a>(#[expect(dead_code, reason = "to be given up together")] Vec<RwLockReadGuard<'a, ()>>);
 
 impl View<'_> {
     /// The bytes of the page at `lblk`, one of those that were asked for; `None` where it is not cached.
@@ -112,34 +116,28 @@ impl PageMap {
     /// The pages `first ..= last`, for who has the map for reading; `None` where they are too many to lock.
     #[inline]
     pub fn view(&self, first: u64, last: u64) -> Option<View<'_>> {
-        let mut view = View { map: self, first, last, _locks: Vec::new() };
-        if self.groups.shared > 0 {
-            view.lock()?;
-        }
-        Some(view)
+        let locks = if self.groups.shared > 0 { self.lock_for_reading(first, last)? } else { None };
+        Some(View { map: self, first, last, _locks: locks })
     }
 
     /// All pages, for who has the map alone.
     pub fn view_alone(&mut self) -> View<'_> {
-        View { map: self, first: 0, last: u64::MAX, _locks: Vec::new() }
+        View { map: self, first: 0, last: u64::MAX, _locks: None }
     }
-}
 
-impl View<'_> {
+    /// The locks of the pages `first ..= last`, as far as they have some; `None` where those are too many pages.
     #[cold]
     #[inline(never)]
-    fn lock(&mut self) -> Option<()> {
-        let map = self.map;
-        if self.last - self.first >= VIEW_PAGES {
+    fn lock_for_reading(&self, first: u64, last: u64) -> Option<Option<Box<ReadLocks<'_>>>> {
+        if last - first >= VIEW_PAGES {
             return None;
         }
-        for lblk in self.first..=self.last {
+        let lock = |lblk| {
             let (g, i) = place(lblk);
-            if let Some(lock) = map.groups.get(g).and_then(|g| g.lock(i)) {
-                self._locks.push(lock.read());
-            }
-        }
-        Some(())
+            self.groups.get(g).and_then(|g| g.lock(i)).map(Lock::read)
+        };
+        let locks: Vec<_> = (first..=last).filter_map(lock).collect();
+        Some((!locks.is_empty()).then(|| Box::new(ReadLocks(locks))))
     }
 }
 
