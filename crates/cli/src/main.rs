@@ -34,6 +34,8 @@ const _: () = assert!(!braidfs::planted::sharing::POSSIBLE, "nor is planted-shar
     name = "braidfs",
     version,
     about = "A file system of many independent logs braided into one namespace",
+    // as of e2fsprogs and util-linux: an option that is given again counts as the last says
+    args_override_self = true,
     after_help = "Examples:\n  \
         braidfs mkfs --size 10G disk.img       make a volume in an image file\n  \
         braidfs mount disk.img /mnt            mount it\n  \

@@ -32,6 +32,16 @@ fn usage_has_the_codes_of_each_tool() {
 }
 
 #[test]
+fn an_option_that_is_given_again_counts_as_the_last_says() {
+    let b = Bench::new();
+    b.run(&["mkfs", "-K", "-q", "-K", "--size", "10", "--size", "64M", "--label", "a", "new.img", "--label", "b"]).ok();
+    let found = b.run(&["info", "--json", "--json", "new.img"]).ok().out;
+    assert!(found.contains("\"b\"") && !found.contains("\"a\""), "{found}");
+    b.run(&["fsck", "-f", "-n", "-f", "-n", "new.img"]).ok();
+    b.run(&["fsck", "-n", "-n", "-y", "new.img"]).code(16);
+}
+
+#[test]
 fn mkfs_refuses_what_is_out_of_range() {
     let b = Bench::new();
     for (option, value, part) in [

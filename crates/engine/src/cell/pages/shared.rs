@@ -34,7 +34,7 @@ pub struct View<'a> {
     first: u64,
     last: u64,
     /// One word, as the view is moved about, and nearly always has none: copied in other pieces than it was written in, it would
-    /// cost each read a third of its time (a load that spans several stores waits until they are in the cache).
+    /// cost each read a fifth of its time (a load that spans several stores waits until they are in the cache).
     _locks: Option<Box<ReadLocks<'a>>>,
 }
 
