@@ -11,7 +11,8 @@ use braidfs_sync::{Condvar, Mutex, MutexGuard, fetch, rank};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-/// Cells are asked for so many before they are taken: most lie in no near cache.
+/// Cells are asked for so many before they are taken: most lie in no near cache. By the helper that takes them where it is alone or
+/// takes turns with one other; of more, another one mostly takes them, out of that one's cache rather than out of memory.
 const AHEAD: usize = 2;
 
 /// A commit that is under way, as far as others can help.
