@@ -466,7 +466,10 @@ fn what_a_front_end_has_accepted_stays_room_of_its_domain() {
         v.sync().unwrap();
         let want = v.own_room(domain) / 2;
         assert!(want > 4 * MIB / BLOCK, "{want} blocks");
+        let told = v.statfs_of(a).unwrap().available;
         v.keep_room(domain, want);
+        // it is there for others once the front end needs it no more, as it does not by the time that anybody is refused
+        assert_eq!(v.statfs_of(a).unwrap().available, told);
         let target = file(&v, a, "target");
         let first = fill(&v, &target, 1);
         let left = v.own_room(domain);

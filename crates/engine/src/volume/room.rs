@@ -35,6 +35,16 @@ thread_local! {
     static EMPTYING: Cell<bool> = const { Cell::new(false) };
 }
 
+/// What of a domain's room a front end may have accepted writes for.
+fn accepted(d: &Domain) -> u64 {
+    d.accepted_above.load(Ordering::SeqCst)
+}
+
+/// As [`accepted`], once the front end has handed all of that on: as it has before anybody is refused.
+fn none_accepted(_: &Domain) -> u64 {
+    0
+}
+
 impl MountedVolume {
     /// Data blocks of groups that nobody owns.
     pub fn count_unclaimed(&self) {
@@ -133,7 +143,7 @@ impl MountedVolume {
             .domains
             .iter()
             .filter(|d| Some(d.id) != to && d.failed().is_none())
-            .map(|d| (d, self.spare(d, not).0))
+            .map(|d| (d, self.spare(d, not, accepted(d)).0))
             .collect();
         all.sort_by_key(|(_, groups)| groups.len());
         while let Some((d, mut groups)) = all.pop() {
@@ -175,10 +185,10 @@ impl MountedVolume {
     }
 
     /// Groups that a domain could give back, and go without, a hint: those that it can now, and those that it can when
-    /// the metadata in them has been written elsewhere; and the blocks of all. None of those among `not`.
-    fn spare(&self, d: &Domain, not: &[Range<u32>]) -> (Vec<u32>, Vec<u32>, u64) {
+    /// the metadata in them has been written elsewhere; and the blocks of all. None of those among `not`, and none that
+    /// leaves it less than `kept` blocks.
+    fn spare(&self, d: &Domain, not: &[Range<u32>], kept: u64) -> (Vec<u32>, Vec<u32>, u64) {
         let mut blocks = 0;
-        let kept = d.accepted_above.load(Ordering::SeqCst);
         let mut fits = |n: u64, room: u64| {
             let can = d.space.can_spare(blocks + n + room, kept);
             blocks += if can { n } else { 0 };
@@ -261,7 +271,7 @@ impl MountedVolume {
 
     fn empty_groups(&self, d: &Arc<Domain>) -> Result<bool> {
         let mut any = false;
-        for g in self.spare(d, &[]).1.into_iter().take(GIVE_MAX) {
+        for g in self.spare(d, &[], accepted(d)).1.into_iter().take(GIVE_MAX) {
             let Some(e) = d.space.begin_emptying(g)? else { continue };
             let moved = self.move_blocks(d, &e.blocks);
             d.space.end_emptying(e);
@@ -342,24 +352,30 @@ impl MountedVolume {
 
     /// Blocks that files of a domain can still take: its own, and those of groups that it can get. Exact below `enough`.
     pub(crate) fn room(&self, d: &Domain, enough: u64) -> u64 {
-        self.room_as(d, enough, |more| d.space.available_with(more))
+        self.room_as(d, enough, accepted, |more| d.space.available_with(more))
+    }
+
+    /// [`Self::room`] as it is told to whoever asks how much there is: without what others keep for a front end, which may be
+    /// little, and is nothing by the time that somebody needs it.
+    fn room_to_tell(&self, d: &Domain) -> u64 {
+        self.room_as(d, u64::MAX, none_accepted, |more| d.space.available_with(more))
     }
 
     /// As [`Volume::sure_room`].
     fn sure_room(&self, d: &Domain) -> u64 {
         let others = self.domains.iter().filter(|o| o.id != d.id && o.failed().is_none()).count() as u64;
         let theirs = others * u64::from(self.store.geometry().group_blocks());
-        self.room_as(d, PLENTY, |more| d.space.available_with(more.saturating_sub(theirs)))
+        self.room_as(d, PLENTY, accepted, |more| d.space.available_with(more.saturating_sub(theirs)))
     }
 
-    /// [`Self::room`] to the last block that writes to one file can have, where nobody else takes any. Inside no gate.
+    /// [`Self::room_to_tell`] to the last block that writes to one file can have, where nobody else takes any. Inside no gate.
     pub(super) fn room_of_one(&self, d: &Domain) -> u64 {
         // the commit that makes room in the end writes its inode's record, and frees the block in which it was
         let metadata = METADATA_OF_WRITE - u64::from(d.has_credits());
-        self.room_as(d, u64::MAX, |more| d.space.writable_with(more, metadata))
+        self.room_as(d, u64::MAX, none_accepted, |more| d.space.writable_with(more, metadata))
     }
 
-    fn room_as(&self, d: &Domain, enough: u64, with: impl Fn(u64) -> u64) -> u64 {
+    fn room_as(&self, d: &Domain, enough: u64, kept: fn(&Domain) -> u64, with: impl Fn(u64) -> u64) -> u64 {
         let mut more = self.shared.unclaimed_on(d.devices());
         let sure = with(more);
         if sure >= enough {
@@ -367,7 +383,7 @@ impl MountedVolume {
         }
         let others = self.domains.iter().filter(|o| o.id != d.id && o.failed().is_none());
         let not = self.forbidden(d.devices());
-        more += others.map(|o| self.spare(o, &not).2).sum::<u64>();
+        more += others.map(|o| self.spare(o, &not, kept(o)).2).sum::<u64>();
         with(more)
     }
 
@@ -560,7 +576,7 @@ impl MountedVolume {
         };
         let spread = spread && d.tenant_root().is_none();
         let all = self.domains.iter().filter(|o| spread && o.failed().is_none() && !o.is_kept());
-        Ok(all.map(|o| self.room(o, u64::MAX)).min().unwrap_or_else(|| self.room(d, u64::MAX)))
+        Ok(all.map(|o| self.room_to_tell(o)).min().unwrap_or_else(|| self.room_to_tell(d)))
     }
 }
 
