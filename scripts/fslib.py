@@ -466,6 +466,26 @@ def is_running(pid):
     return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
+def stop(pid):
+    """Stops a process. The signal alone has come to none of its threads yet when `kill` returns."""
+    os.kill(pid, signal.SIGSTOP)
+
+    def stands(task):
+        with contextlib.suppress(OSError):
+            name, state = task.read_text().partition("(")[2].rsplit(") ", 1)
+            # the kernel's own threads of a ring are not stopped
+            return state[0] in "TtZX" or name.startswith("iou-")
+        return True  # it has ended
+
+    wait_for("a stop of all threads", lambda: all(map(stands, pathlib.Path(f"/proc/{pid}/task").glob("*/stat"))), 10)
+
+
+def connection(point):
+    """Where the kernel tells of the FUSE connection that is mounted there, and ends it."""
+    device = os.stat(point).st_dev  # that of a volume on a block device is the block device
+    return pathlib.Path("/sys/fs/fuse/connections", str(os.major(device) << 20 | os.minor(device)))
+
+
 def kill_and_wait(pid, sig, seconds=20):
     try:
         os.kill(pid, sig)

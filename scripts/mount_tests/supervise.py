@@ -13,7 +13,7 @@ import threading
 import time
 
 import fslib
-from fslib import Failed, dead, is_running, kill_and_wait, quiet, run, wait_for
+from fslib import Failed, connection, dead, is_running, kill_and_wait, quiet, run, stop, wait_for
 from mount_tests.common import check, daemon_only, must, refused, root_only, same, write_synced
 from mount_tests.helpers import loop_device, small_volume
 
@@ -184,8 +184,9 @@ def what_open_files_see(volume, _top):
             # not written back when it dies
             os.pwrite(collected, b"not synced", 0)
             _, serving = both(v)
-            os.kill(serving, signal.SIGSTOP)
-            under_way = []
+            waiting = connection(v.mnt) / "waiting"
+            stop(serving)
+            under_way, before = [], int(waiting.read_text())
 
             def call():
                 try:
@@ -195,7 +196,7 @@ def what_open_files_see(volume, _top):
 
             thread = threading.Thread(target=call)
             thread.start()
-            time.sleep(0.2)
+            wait_for("the call", lambda: int(waiting.read_text()) > before, 10)
             kill_serving(v)
             thread.join()
             calls = {

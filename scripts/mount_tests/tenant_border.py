@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 
-from fslib import in_child, kill_and_wait, run, wait_for
+from fslib import connection, in_child, kill_and_wait, run, wait_for
 from mount_tests.common import check, handle_of, must, open_handle, refused, same, write_synced
 from mount_tests.flags import NOATIME, get_flags, set_flags
 from mount_tests.helpers import refuses, silent
@@ -366,11 +366,6 @@ threads = [threading.Thread(target=write, args=(n,)) for n in range(int(sys.argv
 print("begun", flush=True)
 [t.join() for t in threads]
 """
-
-
-def connection(point):
-    """Where the kernel tells of the connection that is mounted there, and ends it."""
-    return pathlib.Path("/sys/fs/fuse/connections", str(os.minor(os.stat(point).st_dev)))
 
 
 def contents(v, count, seconds):
