@@ -115,7 +115,7 @@ def space_goes_from_directory_to_directory(volume, _top):
         for each, before in zip(dirs, first):
             # while a group changes its owner nobody is told of it
             with contextlib.suppress(Failed):
-                wait_for("what was offered", lambda: abs(offered(each) - before) < before // 50, 10)  # noqa: B023
+                wait_for("what was offered", lambda: abs(offered(each) - before) < before // 50, 2)  # noqa: B023
             now = offered(each)
             told = [offered(other) for other in dirs]
             must(abs(now - before) < before // 50, f"{each.name}: {now} bytes offered, {before} at first; {told} in all")

@@ -185,8 +185,7 @@ def what_open_files_see(volume, _top):
             os.pwrite(collected, b"not synced", 0)
             _, serving = both(v)
             waiting = connection(v.mnt) / "waiting"
-            stop(serving)
-            under_way, before = [], int(waiting.read_text())
+            under_way = []
 
             def call():
                 try:
@@ -195,9 +194,14 @@ def what_open_files_see(volume, _top):
                     under_way.append(error.errno)
 
             thread = threading.Thread(target=call)
-            thread.start()
-            wait_for("the call", lambda: int(waiting.read_text()) > before, 10)
-            kill_serving(v)
+            try:
+                stop(serving)
+                before = int(waiting.read_text())
+                thread.start()
+                wait_for("the call", lambda: int(waiting.read_text()) > before, 10)
+            finally:
+                # whatever failed: what is open here can be closed only when another one serves
+                kill_serving(v)
             thread.join()
             calls = {
                 "fsync": lambda: os.fsync(held),
@@ -294,7 +298,7 @@ def a_volume_that_cannot_be_mounted_is_given_up(volume, _top):
     with supervised(volume, "supervise=100/3600") as (v, log):
         write_synced(v.mnt / "f", b"x")
         parent, serving = both(v)
-        os.kill(serving, signal.SIGSTOP)
+        stop(serving)
         size = v.image.stat().st_size
         with open(v.image, "r+b") as image:
             image.truncate(0)
@@ -318,7 +322,7 @@ def another_volume_does_not_go_in_its_place(volume, _top):
         other = v.image.with_suffix(".other")
         run(v.binary, "mkfs", "-q", "--size", "64M", other)
         before = other.read_bytes()
-        os.kill(serving, signal.SIGSTOP)
+        stop(serving)
         os.rename(other, v.image)
         kill_and_wait(serving, signal.SIGKILL)
         wait_for("the end of the parent", lambda: not is_running(parent), 20)

@@ -4,14 +4,13 @@ import contextlib
 import errno
 import mmap
 import os
-import pathlib
 import signal
 import subprocess
 import sys
 import threading
 import time
 
-from fslib import connection, in_child, kill_and_wait, run, wait_for
+from fslib import connection, in_child, kill_and_wait, run, stop, wait_for
 from mount_tests.common import check, handle_of, must, open_handle, refused, same, write_synced
 from mount_tests.flags import NOATIME, get_flags, set_flags
 from mount_tests.helpers import refuses, silent
@@ -38,7 +37,7 @@ def stopped(*pids, seconds=30):
     waker = subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {' '.join(map(str, pids))}"])
     try:
         for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
+            stop(pid)
         yield
     finally:
         for pid in pids:

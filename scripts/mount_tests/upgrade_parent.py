@@ -11,7 +11,7 @@ import socket
 import subprocess
 import time
 
-from fslib import dead, is_running, kill_and_wait, run, wait_for
+from fslib import dead, is_running, kill_and_wait, run, stop, wait_for
 from mount_tests.common import NOBODY, as_nobody, check, daemon_only, must, refused, same, write_synced
 from mount_tests.helpers import small_volume
 from mount_tests.supervise import both, kill_serving, supervised
@@ -309,7 +309,7 @@ def what_a_parent_knew_its_successor_knows(volume, _top):
         parent, serving = both(v)
         strange = v.image.with_suffix(".strange")
         run(v.binary, "mkfs", "-q", "--size", "64M", strange)
-        os.kill(serving, signal.SIGSTOP)
+        stop(serving)
         os.rename(strange, v.image)
         kill_and_wait(serving, signal.SIGKILL)
         wait_for("the end of the parent", lambda: not is_running(parent), 20)

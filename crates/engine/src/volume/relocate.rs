@@ -12,6 +12,7 @@
 
 use super::MountedVolume;
 use super::kept::Kept;
+use super::room::accepted;
 use crate::domain::Domain;
 use crate::error::{Error, Result};
 use std::sync::Arc;
@@ -96,9 +97,7 @@ impl MountedVolume {
         for o in self.domains.iter().filter(|o| o.id != d.id && o.failed().is_none()) {
             for (g, used, total) in o.space.used_groups() {
                 let fits = self.can_claim(g, &not) && g != o.journal_group() && !tried.contains(&g);
-                if fits
-                    && o.space.can_spare(total + used / 8 + METADATA_BLOCKS, o.accepted_above.load(Ordering::SeqCst))
-                {
+                if fits && o.space.can_spare(total + used / 8 + METADATA_BLOCKS, accepted(o)) {
                     all.push((o.budget.is_on(), used, std::cmp::Reverse(g), o));
                 }
             }

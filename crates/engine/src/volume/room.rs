@@ -36,7 +36,7 @@ thread_local! {
 }
 
 /// What of a domain's room a front end may have accepted writes for.
-fn accepted(d: &Domain) -> u64 {
+pub(super) fn accepted(d: &Domain) -> u64 {
     d.accepted_above.load(Ordering::SeqCst)
 }
 
