@@ -50,15 +50,22 @@ impl Drop for Cgroup {
 const MKFS_QUOTAS: &str = "-Oquota,project";
 const QUOTAS: &str = "prjquota";
 
-/// Mounts a small ext4 with quotas of projects below `dir`: a kernel without them refuses it.
-fn try_quotas(dir: &Path) -> Result<()> {
-    let (image, at) = (dir.join("quotas.img"), dir.join("quotas"));
+/// Makes a small file system of that type below `dir`, and mounts it with quotas of projects: a kernel without them
+/// refuses that.
+fn try_quotas(dir: &Path, target: &Target) -> Result<()> {
+    // mkfs.xfs refuses less than 300 MiB; of the sparse file it writes the log
+    let (mkfs, bytes): (&[&str], u64) = match target {
+        Target::Xfs => (&["mkfs.xfs", "-q", "-K"], 320 << 20),
+        _ => (&["mkfs.ext4", "-q", "-F", MKFS_QUOTAS], 16 << 20),
+    };
+    let name = target.to_string();
+    let (image, at) = (dir.join(format!("{name}-quotas.img")), dir.join(format!("{name}-quotas")));
     let said = |e| Error::io(format!("making {}", image.display()), e);
-    std::fs::File::create(&image).and_then(|f| f.set_len(16 << 20)).map_err(said)?;
+    std::fs::File::create(&image).and_then(|f| f.set_len(bytes)).map_err(said)?;
     std::fs::create_dir(&at).map_err(|e| Error::io(format!("making {}", at.display()), e))?;
     let tried = (|| {
-        run("mkfs.ext4", &["-q", "-F", MKFS_QUOTAS, text(&image)?])?;
-        run("mount", &["-t", "ext4", "-o", &format!("loop,{}", QUOTAS), text(&image)?, text(&at)?])?;
+        run(mkfs[0], &[&mkfs[1..], &[text(&image)?]].concat())?;
+        run("mount", &["-t", &name, "-o", &format!("loop,{QUOTAS}"), text(&image)?, text(&at)?])?;
         run("umount", &[text(&at)?])
     })();
     // of a directory that goes with all that is in it
@@ -69,17 +76,19 @@ fn try_quotas(dir: &Path) -> Result<()> {
 /// Has ext4 and XFS made and mounted so that directories can have quotas, where what sets them is there, and the kernel
 /// has them.
 pub fn ask_for_quotas(lab: &mut Lab, targets: &[Target]) {
-    if targets.contains(&Target::Ext4) && program("setquota").is_some() && program("chattr").is_some() {
-        match try_quotas(&lab.dir) {
-            Ok(()) => {
-                lab.mkfs_options.push(("ext4".into(), MKFS_QUOTAS.into()));
-                lab.mount_options.push(("ext4".into(), QUOTAS.into()));
-            }
-            Err(why) => eprintln!("fxmark: ext4 has no project quotas here: {why}"),
+    for (target, programs) in [(Target::Ext4, &["setquota", "chattr"][..]), (Target::Xfs, &["xfs_quota"])] {
+        if !targets.contains(&target) || programs.iter().any(|p| program(p).is_none()) {
+            continue;
         }
-    }
-    if targets.contains(&Target::Xfs) && program("xfs_quota").is_some() {
-        lab.mount_options.push(("xfs".into(), QUOTAS.into()));
+        let name = target.to_string();
+        if let Err(why) = try_quotas(&lab.dir, &target) {
+            eprintln!("fxmark: {name} has no project quotas here: {why}");
+            continue;
+        }
+        if target == Target::Ext4 {
+            lab.mkfs_options.push((name.clone(), MKFS_QUOTAS.into()));
+        }
+        lab.mount_options.push((name, QUOTAS.into()));
     }
 }
 
