@@ -370,7 +370,7 @@ def a_mount_over_it_is_left_alone(volume, _top):
         same(v.mount_entry()[2].split(".")[-1], "braidfs", "what is mounted")
         # unmounted by somebody while nobody serves it: that was meant
         serving = both(v)[1]
-        os.kill(parent, signal.SIGSTOP)
+        stop(parent)
         kill_and_wait(serving, signal.SIGKILL)
         run("umount", "-l", v.mnt)
         os.kill(parent, signal.SIGCONT)
@@ -384,7 +384,7 @@ def a_mount_of_somebody_else_in_its_place_is_left_alone(volume, _top):
     root_only()
     with supervised(volume, "supervise") as (v, _), small_volume(volume, name="other") as other:
         parent, _ = both(v)
-        os.kill(parent, signal.SIGSTOP)
+        stop(parent)
         try:
             run("umount", v.mnt)
             run(v.binary, "mount", other.image, v.mnt)
@@ -421,7 +421,7 @@ def an_unmount_while_it_is_recovered_is_meant(volume, _top):
     for then in "nothing", "tmpfs":
         with supervised(volume, "supervise") as (v, _):
             parent, serving = both(v)
-            os.kill(parent, signal.SIGSTOP)
+            stop(parent)
             kill_and_wait(serving, signal.SIGKILL)
             with locked(v):
                 os.kill(parent, signal.SIGCONT)
@@ -494,7 +494,7 @@ def ends_that_are_none_have_no_good_exit_code(volume, _top):
             wait_for("the mount", v.alive, 10)
             kill_serving(v)
             parent, serving = both(v)
-            os.kill(serving, signal.SIGSTOP)
+            stop(serving)
             os.kill(parent, signal.SIGTERM)
             # handed on, or not yet: both are killed processes
             time.sleep(0.1)

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 
-from fslib import Skipped, in_child, kill_and_wait, run, wait_for
+from fslib import Skipped, in_child, kill_and_wait, run, stop, wait_for
 from mount_tests.common import LIBC, check, daemon_only, must, refused, root_only, same, write_synced
 from mount_tests.helpers import helpers_of, refuses, silent, small_volume
 
@@ -349,7 +349,7 @@ def its_pages_are_its_own(volume, _top):
             os.stat(path)
         # whatever becomes of this process
         waker = subprocess.Popen(["sh", "-c", f"sleep 45; kill -CONT {pid}"])
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         try:
             loads = (size, flood), (8 << 20, calm)
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

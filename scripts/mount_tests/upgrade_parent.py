@@ -217,7 +217,7 @@ def a_parent_is_killed_while_it_becomes_it(volume, _top):
             held = os.open(v.mnt / "held", os.O_RDWR | os.O_CREAT)
             os.write(held, b"not synced")
             if step == "before it follows":
-                os.kill(parent, signal.SIGSTOP)
+                stop(parent)
             elif step != "afterwards":
                 v.point.write_text(f"{step} kill")
             with upgrading(v, other):
@@ -249,10 +249,10 @@ def a_parent_that_slept_follows(volume, _top):
         start = subprocess.Popen([v.binary, "mount", "-f", "-o", "supervise,transport=dev", v.image, v.mnt],
                                  stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            os.kill(start.pid, signal.SIGSTOP)
+            stop(start.pid)
             os.kill(start.pid, signal.SIGCONT)
             wait_for("the serving process", lambda: len(v.daemons()) == 2, 10)
-            os.kill(start.pid, signal.SIGSTOP)
+            stop(start.pid)
             wait_for("the mount", v.alive, 10)
             serving = next(pid for pid in v.daemons() if pid != start.pid)
             with upgrading(v, other):
