@@ -328,8 +328,14 @@ impl FileDevice {
     /// In waves, which let small syncs go first.
     fn write_large(&self, mut writes: &mut [Gather<'_>]) -> io::Result<()> {
         let most = if self.rings().is_some() { WAVE_BYTES } else { 0 };
-        while !writes.is_empty() {
-            let n = wave(writes, self.throttle.wave_bytes(most));
+        while let Some(first) = writes.first_mut() {
+            let short = self.throttle.short();
+            if let Some(mut piece) = short.and_then(|bytes| first.take_front(bytes)) {
+                let _wave = self.throttle.enter(piece.bytes);
+                self.write_all(std::slice::from_mut(&mut piece))?;
+                continue;
+            }
+            let n = wave(writes, short.map_or(most, |bytes| most.min(bytes)));
             let (now, later) = std::mem::take(&mut writes).split_at_mut(n);
             let _wave = self.throttle.enter(now.iter().map(|w| w.bytes).sum());
             self.write_all(now)?;

@@ -42,6 +42,25 @@ impl<'a> Gather<'a> {
         }
     }
 
+    /// Takes the first pieces off, of so many bytes at most, but one at least. `None`: there is no more than that.
+    pub(crate) fn take_front(&mut self, bytes: usize) -> Option<Self> {
+        let mut sum = 0;
+        let fit = self.bufs.iter().take_while(|b| {
+            sum += b.len();
+            sum <= bytes
+        });
+        let n = fit.count().max(1);
+        if n >= self.bufs.len() {
+            return None;
+        }
+        let later = self.bufs.split_off(n);
+        let bufs = std::mem::replace(&mut self.bufs, later);
+        let front = Self { offset: self.offset, bytes: bufs.iter().map(|b| b.len()).sum(), bufs };
+        self.offset += front.bytes as u64;
+        self.bytes -= front.bytes;
+        Some(front)
+    }
+
     /// Writes all but the first `done` bytes.
     pub(crate) fn finish(&mut self, fd: BorrowedFd<'_>, mut done: usize) -> io::Result<()> {
         let mut left = &mut self.bufs[..];
@@ -83,6 +102,29 @@ pub(crate) fn read_exact_at(fd: impl AsFd, mut buf: &mut [u8], mut offset: u64) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A write that goes in pieces: all of it, in order, and no piece is longer than asked for unless it cannot be cut.
+    #[test]
+    fn a_write_in_pieces_is_the_same_write() {
+        let bytes: Vec<u8> = (0..100).collect();
+        for most in [0, 1, 3, 7, 30, 99, 100, 1000] {
+            let mut write = Gather { offset: 1000, bytes: 100, bufs: bytes.chunks(7).map(IoSlice::new).collect() };
+            let mut pieces = Vec::new();
+            while let Some(piece) = write.take_front(most) {
+                pieces.push(piece);
+            }
+            pieces.push(write);
+            let mut at = 1000;
+            for p in &pieces {
+                assert_eq!((p.offset, p.bytes), (at, p.bufs.iter().map(|b| b.len()).sum()));
+                assert!(p.bytes > 0 && (p.bytes <= most || p.bufs.len() == 1), "{} bytes of {most}", p.bytes);
+                at += p.bytes as u64;
+            }
+            let all: Vec<u8> = pieces.iter().flat_map(|p| p.bufs.iter().flat_map(|b| b.to_vec())).collect();
+            assert_eq!(all, bytes, "{most}");
+            assert_eq!(pieces.len() == 1, most >= 100);
+        }
+    }
 
     /// What is written where, and by how many writes, is what was asked for.
     #[test]

@@ -7,8 +7,12 @@
 //! - *A small sync* says when it begins, before its write, and when its flush has ended ([`Throttle::sync`]).
 //! - *A large batch* goes in waves ([`Throttle::enter`]). Each waits for the syncs that are under way when it comes, not for
 //!   later ones, and not for long ([`HOLD`]): a sync and a wave take turns, and neither keeps the other off.
-//! - *Where syncs come one after the other*, waves are short ([`PIECE_BYTES`]), and all batches together have no more under way than
-//!   [`WINDOW_BYTES`]: that is what a sync can find before it.
+//! - *Where syncs come one after the other*, waves are short, and all batches together have no more under way than two of them: that is
+//!   what a sync can find before it. How short follows the device: a wave shall take no longer than two syncs that find nothing
+//!   before them, within [`PIECE_MIN`] and [`PIECE_BYTES`].
+//! - *Half of the time is the syncs'*: after a wave the next one waits as long as that took, unless no sync came for [`NEAR`]. Else
+//!   each sync of a thread that does one after the other would find a wave before its flush, and that thread would sync as fast
+//!   as waves go, however short its own requests are.
 //!
 //! Where no sync is under way nothing waits, and where none was lately nothing is cut. Batches that are not large, and reads, pass.
 //! Does not promise an order between writes, nor anything of what other processes do.
@@ -23,15 +27,19 @@ use std::time::{Duration, Instant};
 
 /// A sync that writes more bytes is none for which others step back, and a batch of no more is not held.
 pub(crate) const SMALL_BYTES: usize = 256 << 10;
-/// Bytes of a wave where syncs come one after the other; of a wave of one write as many as that has.
+/// Bytes of a wave where syncs come one after the other: at most, and at least.
 const PIECE_BYTES: usize = 512 << 10;
-/// Bytes of large batches that are under way then.
-const WINDOW_BYTES: usize = 1 << 20;
+const PIECE_MIN: usize = 64 << 10;
 /// Syncs with less than that between them come one after the other. Shorter than the time between two commits of the background,
 /// whose records are written as small syncs are.
 const LATELY: Duration = Duration::from_millis(50);
 /// Longer no wave waits for syncs: one that takes longer has a slow device, and not the wave, before it.
 const HOLD: Duration = Duration::from_millis(4);
+/// Who has not begun or ended a sync for so long leaves the device to waves.
+const NEAR: Duration = Duration::from_micros(250);
+/// After a sync that found more before it than the least did, the least that is known grows by this part: what a device
+/// once could is forgotten within some hundred syncs.
+const FORGETS: u64 = 64;
 
 /// See the module. On lines of its own: each sync of the device writes to it.
 #[derive(Debug)]
@@ -46,6 +54,12 @@ pub(crate) struct Throttle {
     last: AtomicU64,
     /// Until when waves are short, in the same time.
     until: AtomicU64,
+    /// Nanoseconds that a sync takes which finds nothing before it; 0: not known.
+    least: AtomicU64,
+    /// Bytes of a short wave.
+    piece: AtomicUsize,
+    /// Until when it is the syncs' turn, in the time of `last`.
+    theirs: AtomicU64,
     /// Bytes of large batches under way.
     under_way: Mutex<usize, rank::LargeBatches>,
     /// Waves that wait.
@@ -62,6 +76,9 @@ impl Default for Throttle {
             ended: AtomicU64::new(0),
             last: AtomicU64::new(0),
             until: AtomicU64::new(0),
+            least: AtomicU64::new(0),
+            piece: AtomicUsize::new(PIECE_BYTES / 4),
+            theirs: AtomicU64::new(0),
             under_way: Mutex::new(0),
             waiting: AtomicUsize::new(0),
             changed: Condvar::new(),
@@ -83,12 +100,15 @@ impl Throttle {
             self.until.store(now + LATELY.as_nanos() as u64, Relaxed);
         }
         self.begun.fetch_add(1, SeqCst);
-        SmallSync { of: Arc::clone(self), close }
+        SmallSync { of: Arc::clone(self), close, began: now }
     }
 
-    fn ended(&self, close: bool) {
+    fn ended(&self, close: bool, began: u64) {
         let now = self.now();
         self.last.store(now, Relaxed);
+        // of two that end at once one may be forgotten
+        let (took, least) = (now.saturating_sub(began).max(1), self.least.load(Relaxed));
+        self.least.store(if least == 0 { took } else { took.min(least + least / FORGETS + 1) }, Relaxed);
         if close {
             self.until.store(now + LATELY.as_nanos() as u64, Relaxed);
         }
@@ -109,20 +129,53 @@ impl Throttle {
         self.ended.load(SeqCst) < self.begun.load(SeqCst) || self.now() < self.until.load(Relaxed)
     }
 
-    /// Bytes that the next wave of a large batch should have, of `most`.
-    pub(crate) fn wave_bytes(&self, most: usize) -> usize {
-        if self.is_on() { PIECE_BYTES.min(most) } else { most }
+    /// Bytes that the next wave of a large batch should have, where it shall be short.
+    pub(crate) fn short(&self) -> Option<usize> {
+        self.is_on().then(|| self.piece.load(Relaxed))
+    }
+
+    /// Waits as long as it is the syncs' turn.
+    fn leave_them_their_turn(&self) {
+        loop {
+            let (now, last) = (self.now(), self.last.load(Relaxed));
+            let left = self.theirs.load(Relaxed).saturating_sub(now);
+            let quiet = Duration::from_nanos(now.saturating_sub(last));
+            // one that began long ago waits for something else, or never flushes
+            let idle = quiet > HOLD || quiet > NEAR && self.ended.load(SeqCst) >= self.begun.load(SeqCst);
+            if left == 0 || idle {
+                return;
+            }
+            // not woken by each sync that ends: it would pay for that
+            std::thread::sleep(Duration::from_nanos(left).min(NEAR));
+        }
+    }
+
+    /// A short wave took so long: it is the syncs' turn now, for as long, and later waves are shorter or longer.
+    fn took(&self, bytes: usize, time: Duration) {
+        let (piece, least) = (self.piece.load(Relaxed), self.least.load(Relaxed));
+        if least == 0 || bytes > PIECE_BYTES || !self.is_on() {
+            return;
+        }
+        self.theirs.fetch_max(self.now() + time.min(self.hold.min(HOLD)).as_nanos() as u64, Relaxed);
+        let time = time.as_nanos() as u64;
+        // of one that was shorter than it might have been nothing follows for longer ones
+        if time > 2 * least && piece > PIECE_MIN {
+            self.piece.store((piece / 2).max(PIECE_MIN), Relaxed);
+        } else if time < least && bytes >= piece {
+            self.piece.store((piece * 2).min(PIECE_BYTES), Relaxed);
+        }
     }
 
     /// A wave of a large batch: waits until it may go. It is under way as long as what is returned lives.
     pub(crate) fn enter(&self, bytes: usize) -> Wave<'_> {
+        self.leave_them_their_turn();
         let came = self.begun.load(SeqCst);
         let mut under_way = self.under_way.lock();
         self.waiting.fetch_add(1, SeqCst);
         let mut since = None;
         loop {
             let syncs = self.ended.load(SeqCst) < came;
-            let full = *under_way > 0 && *under_way + bytes > WINDOW_BYTES;
+            let full = *under_way > 0 && *under_way + bytes > 2 * self.piece.load(Relaxed);
             if !(syncs || full && self.is_on()) {
                 break;
             }
@@ -138,7 +191,7 @@ impl Throttle {
         }
         self.waiting.fetch_sub(1, SeqCst);
         *under_way += bytes;
-        Wave { of: self, bytes }
+        Wave { of: self, bytes, began: Instant::now() }
     }
 }
 
@@ -147,11 +200,12 @@ impl Throttle {
 pub(crate) struct SmallSync {
     of: Arc<Throttle>,
     close: bool,
+    began: u64,
 }
 
 impl Drop for SmallSync {
     fn drop(&mut self) {
-        self.of.ended(self.close);
+        self.of.ended(self.close, self.began);
     }
 }
 
@@ -160,10 +214,12 @@ impl Drop for SmallSync {
 pub(crate) struct Wave<'a> {
     of: &'a Throttle,
     bytes: usize,
+    began: Instant,
 }
 
 impl Drop for Wave<'_> {
     fn drop(&mut self) {
+        self.of.took(self.bytes, self.began.elapsed());
         *self.of.under_way.lock() -= self.bytes;
         self.of.wake();
     }
@@ -278,7 +334,7 @@ mod tests {
         let ((batch_goes, batch), (sync_goes, sync)) = (Slow::of(&log), Slow::of(&log));
         drop(t.sync());
         drop(t.sync());
-        assert_eq!(t.wave_bytes(32 << 20), PIECE_BYTES, "they come one after the other");
+        assert_eq!(t.short(), Some(PIECE_BYTES / 4), "they come one after the other");
         thread::scope(|s| {
             s.spawn(|| {
                 // (the receiver is this thread's)
@@ -312,14 +368,14 @@ mod tests {
     #[test]
     fn without_a_sync_nothing_is_held_or_cut() {
         let t = patient();
-        assert_eq!(t.wave_bytes(32 << 20), 32 << 20);
+        assert_eq!(t.short(), None);
         // as many as there are, however large
         let waves: Vec<_> = (0..8).map(|_| t.enter(32 << 20)).collect();
         assert_eq!(*t.under_way.lock(), 8 * (32 << 20));
         drop(waves);
         // one now and then, as the record of a commit
         drop(t.sync());
-        assert_eq!(t.wave_bytes(32 << 20), 32 << 20);
+        assert_eq!(t.short(), None);
         drop(t.enter(32 << 20));
     }
 
@@ -343,8 +399,69 @@ mod tests {
     fn no_wave_waits_for_long() {
         let t = Arc::new(Throttle::default());
         let _forgotten = t.sync();
-        let _first = t.enter(PIECE_BYTES);
-        drop(t.enter(PIECE_BYTES));
+        let _first = t.enter(PIECE_MIN);
+        drop(t.enter(PIECE_MIN));
+    }
+
+    /// Short ones where the device takes long for them, longer ones where it takes no longer than a sync.
+    #[test]
+    fn waves_are_as_long_as_two_syncs() {
+        let t = patient();
+        drop(t.sync());
+        drop(t.sync());
+        t.least.store(100_000, Relaxed);
+        let short = || t.short().unwrap();
+        (0..9).for_each(|_| t.took(PIECE_MIN, Duration::from_micros(201)));
+        assert_eq!(short(), PIECE_MIN);
+        t.took(PIECE_MIN, Duration::from_micros(150));
+        t.took(PIECE_MIN / 2, Duration::from_micros(10));
+        assert_eq!(short(), PIECE_MIN, "the rest of a batch tells nothing of a longer wave");
+        t.took(PIECE_MIN, Duration::from_micros(99));
+        assert_eq!(short(), 2 * PIECE_MIN);
+        (0..9).for_each(|_| t.took(PIECE_BYTES, Duration::from_micros(99)));
+        assert_eq!(short(), PIECE_BYTES);
+        // one that could not be cut tells nothing of those that are
+        t.took(2 * PIECE_BYTES, Duration::from_secs(1));
+        assert_eq!(short(), PIECE_BYTES);
+    }
+
+    /// What is known of the device follows it both ways.
+    #[test]
+    fn the_least_that_a_sync_takes_is_not_for_ever() {
+        let t = patient();
+        drop(t.sync());
+        let least = || t.least.load(Relaxed);
+        assert!(least() > 0);
+        t.least.store(1, Relaxed);
+        for n in 0..1000 {
+            t.ended(false, t.now() - 1_000_000);
+            assert!(least() > 1 + n.min(60), "{n}: {}", least());
+        }
+        assert!(least() >= 1_000_000);
+        t.ended(false, t.now());
+        assert!(least() < 1_000_000);
+    }
+
+    /// The next wave waits as long as one took, while syncs come; and goes where none does.
+    #[test]
+    fn half_of_the_time_is_the_syncs() {
+        let t = patient();
+        drop(t.sync());
+        drop(t.sync());
+        t.took(PIECE_MIN, Duration::from_millis(4));
+        let (turn, before) = (t.theirs.load(Relaxed), t.now());
+        assert!(turn > before);
+        let under_way = t.sync();
+        t.leave_them_their_turn();
+        assert!(t.now() >= turn, "a sync is under way");
+        drop(under_way);
+        t.theirs.store(u64::MAX, Relaxed);
+        t.leave_them_their_turn(); // comes back
+        assert!(t.now() > t.last.load(Relaxed) + NEAR.as_nanos() as u64);
+        // without a sync a wave takes nothing from anybody
+        let alone = patient();
+        alone.took(PIECE_BYTES, Duration::from_millis(4));
+        assert_eq!(alone.theirs.load(Relaxed), 0);
     }
 
     #[test]
@@ -364,9 +481,9 @@ mod tests {
             }
         });
         let most = most.into_inner();
-        assert!((PIECE_BYTES..=WINDOW_BYTES).contains(&most), "{most} bytes under way");
+        assert!((PIECE_MIN..=PIECE_BYTES).contains(&most), "{most} bytes under way");
         // one that is longer than the window goes alone
-        drop(t.enter(2 * WINDOW_BYTES));
+        drop(t.enter(2 * PIECE_BYTES));
     }
 
     /// With rings, and without.

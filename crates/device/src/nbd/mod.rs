@@ -312,7 +312,7 @@ impl Shared {
         let mut first = 0;
         loop {
             let (mut wave, mut bytes) = (Vec::new(), 0);
-            let most = if large { self.throttle.wave_bytes(WAVE_BYTES) } else { WAVE_BYTES };
+            let most = self.throttle.short().filter(|_| large).map_or(WAVE_BYTES, |bytes| bytes.min(WAVE_BYTES));
             while wave.len() < WAVE && bytes < most {
                 let Some(op) = ops.next() else { break };
                 bytes += op.data().len() + op.answer_bytes();
