@@ -5,8 +5,9 @@
 //! and few entries of the processor's address cache for all pages of a file. The first block of a chunk holds the
 //! reference counts of its frames: whoever has a frame reads its bytes without a look at anything else. Free frames stay
 //! in lists that threads share out among them; behind these stands the pool of chunks ([`pool`]). A chunk that is wholly free goes
-//! back to the system, but for two, and up to 64 that were in use a moment ago: the kernel clears what it
-//! gives, which takes several times as long as a copy of data to it.
+//! back to the system, but for two and those that were in use a moment ago: the kernel clears what it gives, which takes
+//! several times as long as a copy of data to it, and keeps others off the processor meanwhile. So what is mapped is bound by
+//! what was in use in the last seconds.
 //!
 //! Of a machine with several NUMA nodes there are lists and a pool for each ([`homes`]); a chunk says whose it is, and its
 //! frames come back there. What belongs nowhere, and all where there is one node, comes from the lists and the pool here.

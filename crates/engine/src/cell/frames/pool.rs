@@ -22,8 +22,9 @@ pub(super) const BLOCKS: usize = CHUNK / BLOCK_BYTES;
 pub(super) const FRAMES: usize = BLOCKS - 1;
 /// Chunks kept though they are free.
 const SPARE: usize = 2;
-/// As many at most until [`Pool::trim`] finds that nobody wanted them, for as long as [`IDLE`].
-const SPARE_MAX: usize = 64;
+/// As many at most until [`Pool::trim`] finds that nobody wanted them, for as long as [`IDLE`]: 2 GiB. A stream's pages are free
+/// when their commit is over, hundreds of MiB at once, and wanted again at once.
+const SPARE_MAX: usize = 1024;
 pub(super) const IDLE: Duration = Duration::from_secs(10);
 /// Lists of free frames.
 pub(super) const LISTS: usize = 128;
