@@ -4,8 +4,9 @@
 use std::io::{Write as _, stderr};
 use std::process::Command;
 
-const TESTS: [&str; 13] =
-    ["DRBL", "DRBM", "DRBH", "DWOL", "DWOM", "DWAL", "DWTL", "DWSL", "MRPL", "MRPM", "MRPH", "MRDL", "MRDM"];
+/// Without DWSL: which of its lines may be shared is told by their places in the source, and a build for CI may have none.
+const TESTS: [&str; 12] =
+    ["DRBL", "DRBM", "DRBH", "DWOL", "DWOM", "DWAL", "DWTL", "MRPL", "MRPM", "MRPH", "MRDL", "MRDM"];
 
 #[test]
 fn the_hot_paths_share_no_more_than_the_baseline_allows() {
