@@ -10,7 +10,8 @@
 //! - *Where syncs come one after the other*, waves are short, and all batches together have no more under way than two of them: that is
 //!   what a sync can find before it. How short follows the device: a wave shall take no longer than two syncs that find nothing
 //!   before them, within [`PIECE_MIN`] and [`PIECE_BYTES`].
-//! - *Half of the time is the syncs'*: after a wave the next one waits as long as that took, unless no sync came for [`NEAR`]. Else
+//! - *Half of the time is the syncs'*: after a wave the next one waits as long as that took, [`HOLD`] at most, unless no sync came for
+//!   [`NEAR`], or the one that is under way began longer ago than [`HOLD`]. Else
 //!   each sync of a thread that does one after the other would find a wave before its flush, and that thread would sync as fast
 //!   as waves go, however short its own requests are.
 //!
@@ -156,7 +157,7 @@ impl Throttle {
         if least == 0 || bytes > PIECE_BYTES || !self.is_on() {
             return;
         }
-        self.theirs.fetch_max(self.now() + time.min(self.hold.min(HOLD)).as_nanos() as u64, Relaxed);
+        self.theirs.fetch_max(self.now() + time.min(HOLD).as_nanos() as u64, Relaxed);
         let time = time.as_nanos() as u64;
         // of one that was shorter than it might have been nothing follows for longer ones
         if time > 2 * least && piece > PIECE_MIN {
