@@ -4,8 +4,9 @@ compute.
 
 usage: test-programs.py [--jobs N] CARGO-TEST-COMMAND...
 
-N programs at once (default 3: each has a thread per core already), each in the folder of its package, as cargo would. What one prints comes out when it has
-ended; at the end those that failed are named, and the exit code is 1. Tests in the documentation are run by cargo as usual.
+N programs at once (default 3: each has a thread per core already), each in the folder of its package, as cargo would; those that are
+known to take long begin first, so that none is left running alone at the end. What one prints comes out when it has ended; at the end
+those that failed are named, and the exit code is 1. Tests in the documentation are run by cargo as usual.
 """
 
 import argparse
@@ -19,6 +20,12 @@ import threading
 import time
 
 sys.dont_write_bytecode = True
+# longest first; one that is not here begins behind them
+LONG = (
+    "test threads_pressed", "test crash_seq", "test planted", "test crash_regressions", "test planted_scratch", "test planted_resize",
+    "test scratch", "test part", "test planted_moves", "test regressions", "test tenant_devices", "test crash_threads",
+    "test corpus", "test bench", "lib braidfs", "test c",
+)
 STARTED, LOCK = set(), threading.Lock()
 
 
@@ -34,7 +41,7 @@ def programs(command):
         if message["reason"] == "compiler-artifact" and message["profile"]["test"] and message["executable"]:
             kind, name = message["target"]["kind"][0], message["target"]["name"]
             found.append((f"{kind} {name}", message["executable"], pathlib.Path(message["manifest_path"]).parent))
-    return found
+    return sorted(found, key=lambda test: LONG.index(test[0]) if test[0] in LONG else len(LONG))
 
 
 def run(name, program, folder):

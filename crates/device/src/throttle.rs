@@ -11,9 +11,8 @@
 //!   what a sync can find before it. How short follows the device: a wave shall take no longer than two syncs that find nothing
 //!   before them, within [`PIECE_MIN`] and [`PIECE_BYTES`].
 //! - *Half of the time is the syncs'*: after a wave the next one waits as long as that took, [`HOLD`] at most, unless no sync came for
-//!   [`NEAR`], or the one that is under way began longer ago than [`HOLD`]. Else
-//!   each sync of a thread that does one after the other would find a wave before its flush, and that thread would sync as fast
-//!   as waves go, however short its own requests are.
+//!   [`NEAR`], or the one that is under way began longer ago than [`HOLD`]. Else each sync of a thread that does one after the other
+//!   would find a wave before its flush, and that thread would sync as fast as waves go, however short its own requests are.
 //!
 //! Where no sync is under way nothing waits, and where none was lately nothing is cut. Batches that are not large, and reads, pass.
 //! Does not promise an order between writes, nor anything of what other processes do.
