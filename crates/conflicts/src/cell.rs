@@ -17,8 +17,10 @@ use fxmark::worker::{Aged, Ctx, Load, Mode, Scale, Sizes, Step};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Bytes of the image, which is sparse: 64 domains find groups in it.
+/// Bytes of the image at least, which is sparse.
 const IMAGE_BYTES: u64 = 4 << 30;
+/// And for each domain: where one has so little that its free blocks are counted one by one, its threads share that.
+const DOMAIN_BYTES: u64 = 1 << 30;
 /// Memory for pages and cells: all tests fit.
 const CACHE_BYTES: u64 = 1 << 30;
 /// Sizes of the set-up: no test runs out of files within a cell.
@@ -123,15 +125,16 @@ pub fn run(id: &CellId, window: Option<usize>) -> Result<()> {
 /// # Errors
 /// Of the file, or of the volume.
 pub fn mount(id: &CellId) -> Result<Library> {
-    let image = Path::new("image");
-    drop(FileDevice::create(image, IMAGE_BYTES).map_err(|e| Error::Cell(e.to_string()))?);
-    let how = OpenHow { write: true, direct: true };
-    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, how).map_err(|e| Error::Cell(e.to_string()))?);
     let domains = match id.domains {
         Domains::One => 1,
         // and one for what they share
         Domains::Each => id.workers as u16 + 1,
     };
+    let image = Path::new("image");
+    let bytes = IMAGE_BYTES.max(DOMAIN_BYTES * u64::from(domains));
+    drop(FileDevice::create(image, bytes).map_err(|e| Error::Cell(e.to_string()))?);
+    let how = OpenHow { write: true, direct: true };
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, how).map_err(|e| Error::Cell(e.to_string()))?);
     let format = MkfsOptions { domains: Some(domains), ..MkfsOptions::default() };
     mkfs::format(std::slice::from_ref(&device), &format)?;
     // what works in the background by the clock would come at another moment each time

@@ -51,7 +51,7 @@ pub struct Vacated {
 
 /// Parts of the table of names in directories that one thread has for itself, a power of two: so many that such directories of some
 /// tens of threads mostly have one each.
-const SHARDS: u64 = 256;
+const SHARDS: u64 = 512;
 /// Parts of that of names in directories that several threads change.
 const SHARED_SHARDS: u64 = 64;
 /// So many names of a table the next thread that adds one forgets, at most: about a megabyte.
@@ -261,11 +261,12 @@ impl Shard {
 }
 
 /// The part of the table that a directory has. Directories that threads make are one after the other, or each is in a table block
-/// of its thread's own, so many blocks behind the last one as its files take: multiples of the golden ratio lie far from each other.
+/// of its thread's own, so many blocks behind the last one as its files take, sometimes behind another thread's files: multiples of
+/// the golden ratio lie far from each other, and those of another odd number elsewhere.
 fn shard_of(dir: InodeNo) -> usize {
     let (block, slot) = (dir.0 / u64::from(NODES_PER_BLOCK), dir.0 % u64::from(NODES_PER_BLOCK));
-    let spread = block.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - SHARDS.ilog2());
-    ((spread + slot) % SHARDS) as usize
+    let spread = block.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(slot.wrapping_mul(0xd1b5_4a32_d192_ed03));
+    (spread >> (u64::BITS - SHARDS.ilog2())) as usize
 }
 
 /// The mark of a directory, in [`Shard::dirs`] and of lists. Those of one part are spread.
@@ -351,7 +352,7 @@ mod tests {
         };
         assert_eq!(distinct(&mut (0..32).map(|t| 2 + t)), 32);
         for blocks in 1..13 {
-            assert!(distinct(&mut (0..32).map(|t| blocks * block * t)) >= 28, "{blocks} blocks");
+            assert!(distinct(&mut (0..32).map(|t| blocks * block * t)) >= 31, "{blocks} blocks");
         }
     }
 
