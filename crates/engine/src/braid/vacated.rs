@@ -30,7 +30,8 @@ use foldhash::fast::RandomState;
 use smallvec::{SmallVec, smallvec};
 use std::collections::HashMap;
 use std::hash::BuildHasher;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 /// By directory, then by name: the latest inode of each domain that left it.
 type Names = HashMap<InodeNo, HashMap<FileName, VacatedList, RandomState>, RandomState>;
@@ -63,19 +64,22 @@ const STRIDES: std::ops::Range<usize> = 28..2048;
 /// See the module.
 #[derive(Debug)]
 pub struct VacatedNames {
-    /// By hash of their directory.
-    shards: Box<[Shard]>,
-    /// Names of directories that several threads change at the same time, by directory and name.
-    shared: Box<[Shard]>,
+    /// By hash of their directory; none before the first name, so that commits of who leaves none have nothing to look at.
+    tables: OnceLock<Tables>,
+    /// Names of directories that several threads change at the same time, by directory and name; so, too.
+    shared: OnceLock<Box<[Shard]>>,
     /// Such names that were left lately.
     lately: Lists<(InodeNo, FileName, Vacated), rank::VacatedLately, rank::VacatedRound>,
-    /// Whether anything was ever put into `shared`.
-    any_shared: AtomicBool,
     /// How often the domain has committed: who adds a name looks.
     commits: Line<AtomicU32>,
+    hasher: RandomState,
+}
+
+#[derive(Debug)]
+struct Tables {
+    shards: Box<[Shard]>,
     /// What [`Shard::added`] was at the last commit: for committers alone.
     seen: Box<[AtomicU32]>,
-    hasher: RandomState,
 }
 
 /// The names of some directories.
@@ -100,31 +104,34 @@ struct Table {
 
 impl Default for VacatedNames {
     fn default() -> Self {
-        let shards = |n| (0..n).map(|_| Shard::default()).collect();
         Self {
-            shards: shards(SHARDS),
-            shared: shards(SHARED_SHARDS),
+            tables: OnceLock::new(),
+            shared: OnceLock::new(),
             lately: Lists::default(),
-            any_shared: AtomicBool::new(false),
             commits: Line::default(),
-            seen: (0..SHARDS).map(|_| AtomicU32::new(0)).collect(),
             hasher: RandomState::default(),
         }
     }
 }
 
 impl VacatedNames {
-    fn shard(&self, dir: InodeNo) -> &Shard {
-        &self.shards[shard_of(dir)]
+    fn new_shards(n: u64) -> Box<[Shard]> {
+        (0..n).map(|_| Shard::default()).collect()
     }
 
-    fn shared_shard(&self, dir: InodeNo, name: &[u8]) -> &Shard {
-        &self.shared[(self.hasher.hash_one((dir, name)) % SHARED_SHARDS) as usize]
+    fn tables(&self) -> &Tables {
+        let seen = || (0..SHARDS).map(|_| AtomicU32::new(0)).collect();
+        self.tables.get_or_init(|| Tables { shards: Self::new_shards(SHARDS), seen: seen() })
+    }
+
+    /// The part of names in `shared`, all of them, that one is in.
+    fn shared_shard<'a>(&self, shared: &'a [Shard], dir: InodeNo, name: &[u8]) -> &'a Shard {
+        &shared[(self.hasher.hash_one((dir, name)) % SHARED_SHARDS) as usize]
     }
 
     /// An inode left `dir/name`. Who took it over from another one of its domain and left it again stands for both.
     pub fn add(&self, dir: InodeNo, name: &[u8], left: Vacated, durable: impl Fn(DomainId, TxId) -> bool) {
-        let (shard, commit) = (self.shard(dir), self.commits.load(Relaxed));
+        let (shard, commit) = (&self.tables().shards[shard_of(dir)], self.commits.load(Relaxed));
         let mut table = shard.table.lock();
         if table.commit != commit {
             table.commit = commit;
@@ -136,10 +143,7 @@ impl VacatedNames {
     /// [`Self::add`] of a directory that several threads change at the same time, by who has it for itself. Lists may have the
     /// name, too, from earlier: what comes of both is the same in either order.
     pub fn add_shared(&self, dir: InodeNo, name: &[u8], left: Vacated) {
-        if !self.any_shared.load(Relaxed) {
-            self.any_shared.store(true, Relaxed);
-        }
-        let shard = self.shared_shard(dir, name);
+        let shard = self.shared_shard(self.shared.get_or_init(|| Self::new_shards(SHARED_SHARDS)), dir, name);
         shard.add(&mut shard.table.lock().names, dir, name, left);
     }
 
@@ -166,11 +170,11 @@ impl VacatedNames {
     }
 
     fn in_tables(&self, dir: InodeNo, name: &[u8]) -> VacatedList {
-        let mut all = self.shard(dir).get(dir, name);
-        // which of both the directory was when they left may have changed since; who left this name did so under a lock that
-        // the caller has
-        if self.any_shared.load(Relaxed) {
-            all.extend(self.shared_shard(dir, name).get(dir, name));
+        // who left this name did so under a lock that the caller has, and made the table before
+        let mut all = self.tables.get().map(|t| t.shards[shard_of(dir)].get(dir, name)).unwrap_or_default();
+        // which of both the directory was when they left may have changed since
+        if let Some(shared) = self.shared.get() {
+            all.extend(self.shared_shard(shared, dir, name).get(dir, name));
         }
         all
     }
@@ -179,23 +183,22 @@ impl VacatedNames {
     pub fn of_dir(&self, dir: InodeNo) -> Frontier {
         // whoever left it did so under a lock that the caller has had since, or asks again under it
         self.lately.merge(bit(dir), |l| self.put_in_tables(l));
-        let mut all = self.shard(dir).of_dir(dir);
-        if self.any_shared.load(Relaxed) {
-            self.shared.iter().for_each(|p| all.merge(&p.of_dir(dir)));
-        }
+        let mut all = self.tables.get().map(|t| t.shards[shard_of(dir)].of_dir(dir)).unwrap_or_default();
+        self.shared.get().into_iter().flatten().for_each(|p| all.merge(&p.of_dir(dir)));
         all
     }
 
     /// After a commit, by who made it: forgets renames that are durable, or has the next thread do so that adds a name.
     pub fn prune(&self, durable: impl Fn(DomainId, TxId) -> bool) {
         self.commits.fetch_add(1, Relaxed);
-        for (shard, seen) in self.shards.iter().zip(&self.seen).filter(|(shard, _)| !shard.dirs.none()) {
+        let tables = self.tables.get().into_iter().flat_map(|t| t.shards.iter().zip(&t.seen));
+        for (shard, seen) in tables.filter(|(shard, _)| !shard.dirs.none()) {
             let added = shard.added.load(Relaxed);
             if seen.swap(added, Relaxed) == added || shard.len.load(Relaxed) > LATE_MAX {
                 shard.prune(&durable);
             }
         }
-        self.shared.iter().for_each(|p| p.prune(&durable));
+        self.shared.get().into_iter().flatten().for_each(|p| p.prune(&durable));
         self.lately.retain(|(_, _, l)| !durable(l.domain, l.tx));
     }
 }
@@ -361,7 +364,7 @@ mod tests {
     fn a_table_of_names_grows_in_long_strides() {
         let all = VacatedNames::default();
         let left = Vacated { domain: DomainId(0), tx: TxId(1), alive: true };
-        let room = || all.shard(DIR).table.lock().names.get(&DIR).map_or(0, HashMap::capacity);
+        let room = || all.tables().shards[shard_of(DIR)].table.lock().names.get(&DIR).map_or(0, HashMap::capacity);
         let mut rooms = std::collections::BTreeSet::new();
         for n in 0..2000 {
             all.add(DIR, &name(n), left, |_, _| false);
@@ -378,8 +381,8 @@ mod tests {
         let all = VacatedNames::default();
         let left = |tx| Vacated { domain: DomainId(0), tx: TxId(tx), alive: true };
         let upto = |last: u64| move |_: DomainId, tx: TxId| tx.0 <= last;
-        let kept = |all: &VacatedNames| all.shard(DIR).table.lock().names.get(&DIR).map_or(0, HashMap::len);
-        let counted = |all: &VacatedNames| all.shard(DIR).len.load(Relaxed);
+        let kept = |all: &VacatedNames| all.tables().shards[shard_of(DIR)].table.lock().names.get(&DIR).map_or(0, HashMap::len);
+        let counted = |all: &VacatedNames| all.tables().shards[shard_of(DIR)].len.load(Relaxed);
         all.add(DIR, &name(1), left(1), upto(0));
         all.add(DIR, &name(2), left(2), upto(0));
         all.prune(upto(1));
@@ -391,7 +394,7 @@ mod tests {
         assert_eq!(kept(&all), 2);
         all.prune(upto(2));
         assert_eq!((kept(&all), counted(&all)), (0, 0), "nobody came");
-        assert!(all.of_dir(DIR).is_empty() && all.shard(DIR).dirs.none());
+        assert!(all.of_dir(DIR).is_empty() && all.tables().shards[shard_of(DIR)].dirs.none());
         (0..=LATE_MAX as u64).for_each(|n| all.add(DIR, &name(n), left(3), upto(2)));
         all.prune(upto(3));
         assert_eq!((kept(&all), counted(&all)), (0, 0), "many");

@@ -114,7 +114,7 @@ impl DentryCache {
     pub fn new(bytes: u64) -> Self {
         let bucket = size_of::<[AtomicU64; WORDS]>();
         let buckets = 1usize << (bytes / bucket as u64).max(1).ilog2();
-        // from the beginning of a page on, so that a bucket begins a cache line; without memory nothing is kept
+        // they begin at a cache line, so that each bucket does; without memory nothing is kept
         let words = Words::new(buckets * WORDS);
         Self { words, mask: buckets - 1, hasher: foldhash::fast::RandomState::default() }
     }

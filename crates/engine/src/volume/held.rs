@@ -151,7 +151,8 @@ impl Volume {
 
     /// How often the inode is counted, of whatever generation; 0 where it is not held.
     pub fn held_times(&self, ino: InodeNo) -> u64 {
-        self.mounted().held.shard(ino).lock().counts.get(&ino.0).map_or(0, |c| c.times().into())
+        let shard = self.mounted().held.known_shard(ino);
+        shard.and_then(|s| s.lock().counts.get(&ino.0).map(|c| c.times().into())).unwrap_or(0)
     }
 
     /// All inodes of any kind that are held, among those that are `wanted`. Those that come or go meanwhile may be missing.
@@ -167,7 +168,7 @@ impl Volume {
 
     fn held_where(&self, wanted: impl Fn(InodeNo, &Count) -> bool) -> Vec<InodeRef> {
         let mut found = Vec::new();
-        for shard in &self.mounted().held.shards {
+        for shard in self.mounted().held.shards() {
             let shard = shard.lock();
             let those = shard.counts.iter().filter(|(ino, c)| wanted(InodeNo(**ino), c));
             found.extend(those.map(|(ino, c)| InodeRef { ino: InodeNo(*ino), generation: c.generation }));
@@ -178,7 +179,7 @@ impl Volume {
     /// Gives everything back: who held the inodes is gone.
     pub fn forget_all(&self) {
         let i = self.mounted();
-        for shard in &i.held.shards {
+        for shard in i.held.shards() {
             let counts = {
                 let mut s = shard.lock();
                 let counts = std::mem::take(&mut s.counts);
@@ -197,7 +198,7 @@ impl Volume {
     pub fn held(&self) -> HeldStats {
         let held = &self.mounted().held;
         let mut s = HeldStats { excess: held.excess.load(Ordering::Relaxed), ..HeldStats::default() };
-        for shard in &held.shards {
+        for shard in held.shards() {
             let shard = shard.lock();
             s.inodes += shard.counts.len();
             s.orphans += shard.orphans;

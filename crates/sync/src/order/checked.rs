@@ -81,10 +81,12 @@ impl<R: Rank> Who<R> {
     pub const fn new(key: R::Key) -> Self {
         Self { key }
     }
+    /// `waited`: whether the thread would wait for it.
     #[track_caller]
-    fn entry(&self, class: &'static Class) -> Entry {
-        let address = std::ptr::from_ref(self).addr();
-        Entry { class, key: self.key.number(), address, at: Location::caller(), waited: false, id: 0 }
+    #[inline]
+    fn held(&self, class: &'static Class, waited: bool) -> HeldLock {
+        let (key, address, at) = (self.key.number(), std::ptr::from_ref(self).addr(), Location::caller());
+        HeldLock::add(|id| Entry { class, key, address, at, waited, id })
     }
     /// Before this thread waits for the lock.
     ///
@@ -93,13 +95,13 @@ impl<R: Rank> Who<R> {
     #[track_caller]
     pub fn wait(&self) -> HeldLock {
         let Some(class) = R::CLASS else { return HeldLock::none() };
-        HeldLock::add(self.entry(class), true)
+        self.held(class, true)
     }
     /// After this thread has got the lock without waiting for it.
     #[track_caller]
     pub fn tried(&self) -> HeldLock {
         let Some(class) = R::CLASS else { return HeldLock::none() };
-        HeldLock::add(self.entry(class), false)
+        self.held(class, false)
     }
     /// Before this thread waits for the lock as the second of two that are taken by rising keys.
     ///
@@ -146,19 +148,21 @@ impl HeldLock {
     fn none() -> Self {
         Self { id: 0, _here: PhantomData }
     }
-    #[track_caller]
-    fn add(mut entry: Entry, waits: bool) -> Self {
+    /// `entry`: what is held, by its number. It is made where it is put, as is all of the list that is taken away: a copy that is
+    /// written in parts and read in others waits for the processor's stores, and locks are taken everywhere.
+    #[inline]
+    fn add(entry: impl FnOnce(u64) -> Entry) -> Self {
         // no list any more while the thread ends
         let id = THREAD.try_with(|t| {
             let mut t = t.borrow_mut();
-            if waits {
+            t.last_id += 1;
+            let entry = entry(t.last_id);
+            if entry.waited {
                 check(&t, &entry);
             }
-            t.last_id += 1;
-            entry.id = t.last_id;
-            entry.waited = waits;
+            let id = entry.id;
             t.held.push(entry);
-            entry.id
+            id
         });
         Self { id: id.unwrap_or(0), _here: PhantomData }
     }
@@ -189,8 +193,18 @@ impl HeldLock {
 
 impl Drop for HeldLock {
     fn drop(&mut self) {
-        if self.id != 0 {
-            self.take();
+        if self.id == 0 {
+            return;
         }
+        let _ = THREAD.try_with(|t| {
+            let mut t = t.borrow_mut();
+            // mostly the last one
+            let below = t.held.len().saturating_sub(1);
+            if t.held.last().is_some_and(|e| e.id == self.id) {
+                t.held.truncate(below);
+            } else {
+                t.held.retain(|e| e.id != self.id);
+            }
+        });
     }
 }

@@ -51,7 +51,7 @@ impl LookupCounts {
 
     /// Whether no inode is held.
     pub(crate) fn is_empty(&self) -> bool {
-        self.shards.iter().all(|s| s.lock().counts.is_empty())
+        self.shards().iter().all(|s| s.lock().counts.is_empty())
     }
 }
 
@@ -62,8 +62,11 @@ impl MountedVolume {
     /// # Errors
     /// [`Error::HeldGone`]; of loading an inode.
     pub(crate) fn check_held(&self) -> Result<()> {
-        let shards = &self.held.shards;
+        let shards = self.held.shards();
         let all: usize = shards.iter().map(|s| s.lock().counts.len()).sum();
+        if all == 0 {
+            return Ok(());
+        }
         let grain = if all < FEW { shards.len() } else { 1 };
         let check = |i: usize| {
             let of_shard = |(ino, c): (&u64, &Count)| InodeRef { ino: InodeNo(*ino), generation: c.generation };
@@ -91,7 +94,7 @@ impl MountedVolume {
 
     fn held_list(&self) -> Vec<HeldInode> {
         let mut list = Vec::new();
-        for shard in &self.held.shards {
+        for shard in self.held.shards() {
             let shard = shard.lock();
             list.extend(shard.counts.iter().map(|(ino, c)| HeldInode {
                 inode: InodeRef { ino: InodeNo(*ino), generation: c.generation },

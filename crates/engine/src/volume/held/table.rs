@@ -7,6 +7,7 @@ use crossbeam::utils::CachePadded;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ops::{Deref, DerefMut};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -113,26 +114,30 @@ impl DerefMut for ShardGuard<'_> {
 }
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct LookupCounts {
-    pub(super) shards: Box<[CachePadded<LockedShard>]>,
+    /// Made when the first inode is held: a library holds none.
+    shards: OnceLock<Box<[CachePadded<LockedShard>]>>,
     /// It was said that more was given back than had been told.
     pub(super) complained: AtomicBool,
     /// Counts that were given back in excess.
     pub(super) excess: AtomicUsize,
 }
 
-impl Default for LookupCounts {
-    fn default() -> Self {
-        let shards = (0..SHARDS).map(|_| CachePadded::default()).collect();
-        Self { shards, complained: AtomicBool::new(false), excess: AtomicUsize::new(0) }
-    }
-}
-
 impl LookupCounts {
-    pub(super) fn shard(&self, ino: InodeNo) -> &LockedShard {
+    /// All there are.
+    pub(super) fn shards(&self) -> &[CachePadded<LockedShard>] {
+        self.shards.get().map_or(&[], |all| all)
+    }
+    /// The shard of an inode; none where no inode was ever held.
+    pub(super) fn known_shard(&self, ino: InodeNo) -> Option<&LockedShard> {
         // numbers given one after another go to different shards
-        &self.shards[hashed_place(ino.0, SHARDS)]
+        self.shards.get().map(|all| &*all[hashed_place(ino.0, SHARDS)])
+    }
+    /// The shard of an inode.
+    pub(super) fn shard(&self, ino: InodeNo) -> &LockedShard {
+        let all = self.shards.get_or_init(|| (0..SHARDS).map(|_| CachePadded::default()).collect());
+        &all[hashed_place(ino.0, SHARDS)]
     }
 
     /// Counts; false where a later inode of the number is held: this one is gone.
@@ -191,10 +196,8 @@ impl LookupCounts {
 
     /// [`Self::orphaned`]; `open`: whether somebody has it open.
     pub fn orphaned_while(&self, c: &Cell, open: impl FnOnce() -> bool) -> bool {
-        if self.shard(c.ino).is_empty() {
-            return false;
-        }
-        let mut guard = self.shard(c.ino).lock();
+        let Some(shard) = self.known_shard(c.ino).filter(|s| !s.is_empty()) else { return false };
+        let mut guard = shard.lock();
         let s = &mut *guard;
         let Some(count) = s.counts.get_mut(&c.ino.0).filter(|x| x.generation == c.generation) else { return false };
         if !count.is_orphan() {
@@ -209,7 +212,8 @@ impl LookupCounts {
 
     /// An inode without a name got one.
     pub fn named(&self, c: &Cell) {
-        let mut guard = self.shard(c.ino).lock();
+        let Some(shard) = self.known_shard(c.ino) else { return };
+        let mut guard = shard.lock();
         let s = &mut *guard;
         if let Some(count) = s.counts.get_mut(&c.ino.0).filter(|x| x.generation == c.generation && x.is_orphan()) {
             count.times &= !ORPHAN;
@@ -219,12 +223,13 @@ impl LookupCounts {
 
     /// Whether the inode is held.
     pub fn holds(&self, c: &Cell) -> bool {
-        self.shard(c.ino).lock().counts.get(&c.ino.0).is_some_and(|x| x.generation == c.generation)
+        let is_it = |x: &Count| x.generation == c.generation;
+        self.known_shard(c.ino).is_some_and(|s| s.lock().counts.get(&c.ino.0).is_some_and(is_it))
     }
 
     /// Whether orphans wait to be deleted: [`crate::Volume::orphans_due`].
     pub(super) fn due(&self, lately: Duration) -> bool {
-        self.shards.iter().any(|s| {
+        self.shards().iter().any(|s| {
             let s = s.lock();
             s.ending > 0 || s.orphans > 0 && s.left.is_some_and(|at| at.elapsed() < lately)
         })
@@ -232,7 +237,7 @@ impl LookupCounts {
 
     /// Whether something lost its last name lately: [`crate::Volume::removed_lately`].
     pub(super) fn removed_lately(&self, lately: Duration) -> bool {
-        self.shards.iter().any(|s| {
+        self.shards().iter().any(|s| {
             let s = s.lock();
             s.ending > 0 || s.left.is_some_and(|at| at.elapsed() < lately)
         })
