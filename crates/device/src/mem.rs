@@ -202,7 +202,7 @@ impl Image {
         let mut buf = crate::AlignedBuf::zeroed(BLOCK_BYTES);
         for block in 0..device.blocks() {
             device.read(block, &mut buf)?;
-            if buf.iter().any(|&b| b != 0) {
+            if buf[..] != [0; BLOCK_BYTES] {
                 image.write(block, &buf)?;
             }
         }

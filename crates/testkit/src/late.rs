@@ -78,8 +78,7 @@ fn read(image: &Image, block: u64, buf: &mut [u8]) {
 #[derive(Debug)]
 struct Content {
     data: BlockContent,
-    bytes: Box<[u8]>,
-    /// Added to the image's hash.
+    /// Added to the image's hash; tells contents of one block apart.
     hash: ImageHash,
 }
 
@@ -89,6 +88,10 @@ struct Varying {
     /// The writes that touch it, in order, and which of their blocks it is.
     by: Vec<(usize, usize)>,
     contents: Vec<Content>,
+    /// What the durable content adds to the hash of its image, once that was asked for.
+    durable: Option<ImageHash>,
+    /// Content where all of the last write is left, whatever is left of those before it.
+    whole: Option<u32>,
     /// Content by the sectors that each write left.
     known: HashMap<Box<[u8]>, u32, FixedState>,
 }
@@ -120,10 +123,8 @@ impl Late {
         let blocks: Vec<Varying> = by
             .into_iter()
             .map(|(block, by)| {
-                let mut bytes = vec![0; BLOCK_BYTES].into_boxed_slice();
-                read(&durable.image, block, &mut bytes);
-                let as_durable = Content { data: BlockContent::AsImage, bytes, hash: 0 };
-                Varying { block, by, contents: vec![as_durable], known: HashMap::default() }
+                let contents = vec![Content { data: BlockContent::AsImage, hash: 0 }];
+                Varying { block, by, contents, durable: None, whole: None, known: HashMap::default() }
             })
             .collect();
         let number = (0..).zip(&blocks).map(|(i, v)| (v.block, i)).collect();
@@ -166,13 +167,24 @@ impl Late {
         for v in &mut self.blocks {
             sectors.clear();
             sectors.extend(v.by.iter().map(|(w, i)| keep[*w].sectors(*i)));
-            let number = match v.known.get(&*sectors) {
-                Some(n) => *n,
-                None => {
-                    let n = v.make(&self.initial, &self.writes, &sectors);
-                    v.known.insert(sectors.clone().into(), n);
-                    n
-                }
+            let images = (&self.initial, &self.durable);
+            let number = match *sectors {
+                [.., u8::MAX] => match v.whole {
+                    Some(n) => n,
+                    None => {
+                        let n = v.make(images, &self.writes, &sectors);
+                        *v.whole.insert(n)
+                    }
+                },
+                _ if sectors.iter().all(|s| *s == 0) => 0,
+                _ => match v.known.get(&*sectors) {
+                    Some(n) => *n,
+                    None => {
+                        let n = v.make(images, &self.writes, &sectors);
+                        v.known.insert(sectors.clone().into(), n);
+                        n
+                    }
+                },
             };
             hash ^= v.contents[number as usize].hash;
             out.push(number);
@@ -205,9 +217,13 @@ impl Late {
 }
 
 impl Varying {
-    /// The content that these sectors of the writes leave: one that is there already, or a new one.
-    fn make(&mut self, initial: &Image, writes: &[Event], sectors: &[u8]) -> u32 {
-        let mut bytes = self.contents[0].bytes.clone();
+    /// The content that these sectors of the writes leave: one that is there already, or a new one. `images`: the initial one, and
+    /// what is durable.
+    fn make(&mut self, images: (&Image, &Image), writes: &[Event], sectors: &[u8]) -> u32 {
+        let (initial, durable) = images;
+        let mut bytes = [0; BLOCK_BYTES];
+        read(durable, self.block, &mut bytes);
+        let before = *self.durable.get_or_insert_with(|| hash_of(initial, self.block, &bytes));
         let mut data = BlockContent::AsImage;
         for ((w, i), sectors) in self.by.iter().zip(sectors) {
             let from = match &writes[*w] {
@@ -229,11 +245,11 @@ impl Varying {
                 _ => BlockContent::Bytes(bytes.to_vec().into(), 0),
             };
         }
-        if let Some(same) = self.contents.iter().position(|c| c.bytes == bytes) {
+        let hash = hash_of(initial, self.block, &bytes) ^ before;
+        if let Some(same) = self.contents.iter().position(|c| c.hash == hash) {
             return same as u32;
         }
-        let hash = hash_of(initial, self.block, &bytes) ^ hash_of(initial, self.block, &self.contents[0].bytes);
-        self.contents.push(Content { data, bytes, hash });
+        self.contents.push(Content { data, hash });
         (self.contents.len() - 1) as u32
     }
 }
