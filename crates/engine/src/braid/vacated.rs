@@ -119,9 +119,16 @@ impl VacatedNames {
         (0..n).map(|_| Shard::default()).collect()
     }
 
-    fn tables(&self) -> &Tables {
+    /// The part of the table that a directory has.
+    fn shard(&self, dir: InodeNo) -> &Shard {
         let seen = || (0..SHARDS).map(|_| AtomicU32::new(0)).collect();
-        self.tables.get_or_init(|| Tables { shards: Self::new_shards(SHARDS), seen: seen() })
+        let tables = self.tables.get_or_init(|| Tables { shards: Self::new_shards(SHARDS), seen: seen() });
+        &tables.shards[shard_of(dir)]
+    }
+
+    /// [`Self::shard`]; none before the first name.
+    fn known_shard(&self, dir: InodeNo) -> Option<&Shard> {
+        self.tables.get().map(|t| &t.shards[shard_of(dir)])
     }
 
     /// The part of names in `shared`, all of them, that one is in.
@@ -131,7 +138,7 @@ impl VacatedNames {
 
     /// An inode left `dir/name`. Who took it over from another one of its domain and left it again stands for both.
     pub fn add(&self, dir: InodeNo, name: &[u8], left: Vacated, durable: impl Fn(DomainId, TxId) -> bool) {
-        let (shard, commit) = (&self.tables().shards[shard_of(dir)], self.commits.load(Relaxed));
+        let (shard, commit) = (self.shard(dir), self.commits.load(Relaxed));
         let mut table = shard.table.lock();
         if table.commit != commit {
             table.commit = commit;
@@ -171,7 +178,7 @@ impl VacatedNames {
 
     fn in_tables(&self, dir: InodeNo, name: &[u8]) -> VacatedList {
         // who left this name did so under a lock that the caller has, and made the table before
-        let mut all = self.tables.get().map(|t| t.shards[shard_of(dir)].get(dir, name)).unwrap_or_default();
+        let mut all = self.known_shard(dir).map(|s| s.get(dir, name)).unwrap_or_default();
         // which of both the directory was when they left may have changed since
         if let Some(shared) = self.shared.get() {
             all.extend(self.shared_shard(shared, dir, name).get(dir, name));
@@ -183,7 +190,7 @@ impl VacatedNames {
     pub fn of_dir(&self, dir: InodeNo) -> Frontier {
         // whoever left it did so under a lock that the caller has had since, or asks again under it
         self.lately.merge(bit(dir), |l| self.put_in_tables(l));
-        let mut all = self.tables.get().map(|t| t.shards[shard_of(dir)].of_dir(dir)).unwrap_or_default();
+        let mut all = self.known_shard(dir).map(|s| s.of_dir(dir)).unwrap_or_default();
         self.shared.get().into_iter().flatten().for_each(|p| all.merge(&p.of_dir(dir)));
         all
     }
@@ -364,7 +371,7 @@ mod tests {
     fn a_table_of_names_grows_in_long_strides() {
         let all = VacatedNames::default();
         let left = Vacated { domain: DomainId(0), tx: TxId(1), alive: true };
-        let room = || all.tables().shards[shard_of(DIR)].table.lock().names.get(&DIR).map_or(0, HashMap::capacity);
+        let room = || all.shard(DIR).table.lock().names.get(&DIR).map_or(0, HashMap::capacity);
         let mut rooms = std::collections::BTreeSet::new();
         for n in 0..2000 {
             all.add(DIR, &name(n), left, |_, _| false);
@@ -381,8 +388,8 @@ mod tests {
         let all = VacatedNames::default();
         let left = |tx| Vacated { domain: DomainId(0), tx: TxId(tx), alive: true };
         let upto = |last: u64| move |_: DomainId, tx: TxId| tx.0 <= last;
-        let kept = |all: &VacatedNames| all.tables().shards[shard_of(DIR)].table.lock().names.get(&DIR).map_or(0, HashMap::len);
-        let counted = |all: &VacatedNames| all.tables().shards[shard_of(DIR)].len.load(Relaxed);
+        let kept = |all: &VacatedNames| all.shard(DIR).table.lock().names.get(&DIR).map_or(0, HashMap::len);
+        let counted = |all: &VacatedNames| all.shard(DIR).len.load(Relaxed);
         all.add(DIR, &name(1), left(1), upto(0));
         all.add(DIR, &name(2), left(2), upto(0));
         all.prune(upto(1));
@@ -394,7 +401,7 @@ mod tests {
         assert_eq!(kept(&all), 2);
         all.prune(upto(2));
         assert_eq!((kept(&all), counted(&all)), (0, 0), "nobody came");
-        assert!(all.of_dir(DIR).is_empty() && all.tables().shards[shard_of(DIR)].dirs.none());
+        assert!(all.of_dir(DIR).is_empty() && all.shard(DIR).dirs.none());
         (0..=LATE_MAX as u64).for_each(|n| all.add(DIR, &name(n), left(3), upto(2)));
         all.prune(upto(3));
         assert_eq!((kept(&all), counted(&all)), (0, 0), "many");

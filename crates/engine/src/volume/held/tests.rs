@@ -36,6 +36,17 @@ const ROOT: InodeNo = InodeNo::ROOT;
 const K: FileKind = FileKind::File;
 
 #[test]
+fn a_table_in_which_nothing_was_held_has_no_shards() {
+    let (t, n) = (LookupCounts::default(), InodeNo(7));
+    assert!(t.known_shard(n).is_none() && t.shards().is_empty() && t.is_empty());
+    assert!(!t.due(Duration::ZERO) && !t.removed_lately(Duration::ZERO));
+    assert_eq!(t.give_back(n, |_| true, 1), GivenBack::TooMuch { orphan: false });
+    assert!(t.add(n, 3, FileKind::File) && !t.is_empty());
+    assert_eq!(t.give_back(n, |g| g == 3, 1), GivenBack::Last { orphan: false });
+    assert!(t.is_empty());
+}
+
+#[test]
 fn counts_add_up_and_are_clamped() {
     let t = LookupCounts::default();
     let (n, is) = (InodeNo(77), |g: u32| g == 3);
