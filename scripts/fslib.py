@@ -483,7 +483,17 @@ def stop(pid):
 def connection(point):
     """Where the kernel tells of the FUSE connection that is mounted there, and ends it."""
     device = os.stat(point).st_dev  # that of a volume on a block device is the block device
-    return pathlib.Path("/sys/fs/fuse/connections", str(os.major(device) << 20 | os.minor(device)))
+    return connection_of(os.major(device), os.minor(device))
+
+
+CONNECTIONS = pathlib.Path("/sys/fs/fuse/connections")
+
+
+def connection_of(major, minor):
+    """As [connection], by the device's numbers. Not every system mounts what it is in by itself."""
+    if IS_ROOT and not any(CONNECTIONS.glob("*")):
+        quiet("mount", "-t", "fusectl", "fusectl", CONNECTIONS)
+    return CONNECTIONS / str(major << 20 | minor)
 
 
 def kill_and_wait(pid, sig, seconds=20):
@@ -513,9 +523,6 @@ def quiet(*argv):
         return 127
 
 
-CONNECTIONS = pathlib.Path("/sys/fs/fuse/connections")
-
-
 def mounts_below(directory):
     """Of what is mounted in a directory, or on it: the device's numbers, and the mount point."""
     found = []
@@ -531,10 +538,8 @@ def cut_off(directory):
     """Ends the FUSE connections of what is mounted in a directory, so that nobody waits for them; for cleaning up, so it
     raises nothing."""
     for (major, minor), point in mounts_below(directory):
-        if IS_ROOT and not any(CONNECTIONS.glob("*")):
-            quiet("mount", "-t", "fusectl", "fusectl", CONNECTIONS)
         try:
-            (CONNECTIONS / str(major << 20 | minor) / "abort").write_text("1")
+            (connection_of(major, minor) / "abort").write_text("1")
             log(f"cut off: {point}")
         except OSError as error:
             log(f"cannot cut off {point}: {error}")
