@@ -2,7 +2,8 @@
 //!
 //! A thread goes on until it comes to a [`point`] (it takes a lock, or its device is asked for something) or cannot go on
 //! ([`blocked`]: a lock is taken, a condition does not hold). There the seed says who runs next. As nothing else decides,
-//! the same seed gives the same run. Where all that is left are threads that cannot go on, each is told so by a panic.
+//! the same seed gives the same run. Where all that is left are threads that cannot go on, each is told so by a panic; so is one
+//! that comes to points for ever.
 //!
 //! What the threads do between two points is one step for all others: unordered accesses to memory are not explored.
 
@@ -14,6 +15,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 const SWITCH_PERCENT: u64 = 12;
 /// Turns of threads that cannot go on, one after the other, until it is a deadlock.
 const STUCK: u32 = 20_000;
+/// Points of all threads until it is a livelock: some seconds. Runs that end come to less than a hundredth of it.
+const ENDLESS: u64 = 20_000_000;
 
 struct State {
     random: u64,
@@ -24,6 +27,8 @@ struct State {
     /// A thread has panicked: all others do as they come by.
     over: bool,
     points: u64,
+    /// [`ENDLESS`].
+    points_max: u64,
 }
 
 struct Shared {
@@ -86,6 +91,9 @@ fn stop(s: MutexGuard<'_, State>) {
 }
 
 /// Another thread may go on here. Does nothing for a thread that is not under the scheduler.
+///
+/// # Panics
+/// Where the threads come to points for ever.
 pub fn point() {
     let Some((shared, me)) = me() else { return };
     let mut s = shared.lock();
@@ -94,6 +102,10 @@ pub fn point() {
     }
     s.stuck = 0;
     s.points += 1;
+    if s.points > s.points_max && !std::thread::panicking() {
+        drop(s);
+        panic!("the threads of the schedule do not end: a livelock");
+    }
     if s.next() % 100 < SWITCH_PERCENT
         && let Some(to) = s.other(me)
     {
@@ -130,6 +142,10 @@ pub type Body<'a, T> = Box<dyn FnOnce() -> T + Send + 'a>;
 /// # Panics
 /// As the first of them that does.
 pub fn run<T: Send>(seed: u64, bodies: Vec<Body<'_, T>>) -> (u64, Vec<T>) {
+    run_up_to(seed, bodies, ENDLESS)
+}
+
+fn run_up_to<T: Send>(seed: u64, bodies: Vec<Body<'_, T>>, points_max: u64) -> (u64, Vec<T>) {
     let n = bodies.len();
     let shared = Arc::new(Shared {
         state: Mutex::new(State {
@@ -139,6 +155,7 @@ pub fn run<T: Send>(seed: u64, bodies: Vec<Body<'_, T>>) -> (u64, Vec<T>) {
             stuck: 0,
             over: false,
             points: 0,
+            points_max,
         }),
         turn: (0..n).map(|_| Condvar::new()).collect(),
     });
@@ -278,5 +295,19 @@ mod tests {
             done.is_err_and(|p| p.downcast_ref::<&str>().is_some_and(|t| t.contains("a deadlock")))
         });
         assert!(deadlocks.count() > 0);
+    }
+
+    #[test]
+    fn a_livelock_is_told() {
+        let (table, ended) = (RwLock::new(false), AtomicUsize::new(0));
+        let endless = || while !*table.read() {};
+        let waits = || {
+            table.read();
+            ended.fetch_add(1, Relaxed);
+        };
+        let bodies: Vec<Body<'_, ()>> = vec![Box::new(endless), Box::new(waits)];
+        let run = catch_unwind(AssertUnwindSafe(|| run_up_to(3, bodies, 1000)));
+        assert!(run.is_err_and(|p| p.downcast_ref::<&str>().is_some_and(|t| t.contains("a livelock"))));
+        assert_eq!(ended.into_inner(), 1);
     }
 }
