@@ -21,10 +21,12 @@ struct Numbers {
     next: usize,
 }
 
-static NUMBERS: parking_lot::Mutex<Numbers> = parking_lot::Mutex::new(Numbers { free: BTreeSet::new(), next: 0 });
+// on lines of their own: a thread that begins would take what lies beside them from all others
+static NUMBERS: Line<parking_lot::Mutex<Numbers>> =
+    Line(parking_lot::Mutex::new(Numbers { free: BTreeSet::new(), next: 0 }));
 
 /// [`Numbers::next`], for who looks at what threads have done.
-static GIVEN: AtomicUsize = AtomicUsize::new(0);
+static GIVEN: Line<AtomicUsize> = Line(AtomicUsize::new(0));
 
 /// Gives a thread's number back when the thread ends.
 struct Leave(Cell<usize>);
