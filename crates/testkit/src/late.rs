@@ -168,23 +168,16 @@ impl Late {
             sectors.clear();
             sectors.extend(v.by.iter().map(|(w, i)| keep[*w].sectors(*i)));
             let images = (&self.initial, &self.durable);
-            let number = match *sectors {
-                [.., u8::MAX] => match v.whole {
-                    Some(n) => n,
-                    None => {
-                        let n = v.make(images, &self.writes, &sectors);
-                        *v.whole.insert(n)
+            let number = match v.number(&sectors) {
+                Some(n) => n,
+                None => {
+                    let n = v.make(images, &self.writes, &sectors);
+                    match *sectors {
+                        [.., u8::MAX] => v.whole = Some(n),
+                        _ => _ = v.known.insert(sectors.clone().into(), n),
                     }
-                },
-                _ if sectors.iter().all(|s| *s == 0) => 0,
-                _ => match v.known.get(&*sectors) {
-                    Some(n) => *n,
-                    None => {
-                        let n = v.make(images, &self.writes, &sectors);
-                        v.known.insert(sectors.clone().into(), n);
-                        n
-                    }
-                },
+                    n
+                }
             };
             hash ^= v.contents[number as usize].hash;
             out.push(number);
@@ -217,6 +210,15 @@ impl Late {
 }
 
 impl Varying {
+    /// The content that these sectors of the writes leave, where it was made before.
+    fn number(&self, sectors: &[u8]) -> Option<u32> {
+        match sectors {
+            [.., u8::MAX] => self.whole,
+            _ if sectors.iter().all(|s| *s == 0) => Some(0),
+            _ => self.known.get(sectors).copied(),
+        }
+    }
+
     /// The content that these sectors of the writes leave: one that is there already, or a new one. `images`: the initial one, and
     /// what is durable.
     fn make(&mut self, images: (&Image, &Image), writes: &[Event], sectors: &[u8]) -> u32 {

@@ -62,7 +62,7 @@ const LATE_MAX: usize = 1 << 14;
 const STRIDES: std::ops::Range<usize> = 28..2048;
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct VacatedNames {
     /// By hash of their directory; none before the first name, so that commits of who leaves none have nothing to look at.
     tables: OnceLock<Tables>,
@@ -75,6 +75,7 @@ pub struct VacatedNames {
     hasher: RandomState,
 }
 
+/// Of directories that one thread has for itself.
 #[derive(Debug)]
 struct Tables {
     shards: Box<[Shard]>,
@@ -102,18 +103,6 @@ struct Table {
     commit: u32,
 }
 
-impl Default for VacatedNames {
-    fn default() -> Self {
-        Self {
-            tables: OnceLock::new(),
-            shared: OnceLock::new(),
-            lately: Lists::default(),
-            commits: Line::default(),
-            hasher: RandomState::default(),
-        }
-    }
-}
-
 impl VacatedNames {
     fn new_shards(n: u64) -> Box<[Shard]> {
         (0..n).map(|_| Shard::default()).collect()
@@ -121,8 +110,10 @@ impl VacatedNames {
 
     /// The part of the table that a directory has.
     fn shard(&self, dir: InodeNo) -> &Shard {
-        let seen = || (0..SHARDS).map(|_| AtomicU32::new(0)).collect();
-        let tables = self.tables.get_or_init(|| Tables { shards: Self::new_shards(SHARDS), seen: seen() });
+        let tables = self.tables.get_or_init(|| {
+            let seen = (0..SHARDS).map(|_| AtomicU32::new(0)).collect();
+            Tables { shards: Self::new_shards(SHARDS), seen }
+        });
         &tables.shards[shard_of(dir)]
     }
 

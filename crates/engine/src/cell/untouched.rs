@@ -69,7 +69,10 @@ impl Drop for Words {
 
 /// How so many bytes are allocated, where they are few enough, and more than none.
 fn small(bytes: usize) -> Option<Layout> {
-    (1..=CLEARED).contains(&bytes).then(|| Layout::from_size_align(bytes, ALIGN).ok())?
+    if !(1..=CLEARED).contains(&bytes) {
+        return None;
+    }
+    Layout::from_size_align(bytes, ALIGN).ok()
 }
 
 #[cfg(test)]

@@ -148,8 +148,8 @@ impl HeldLock {
     fn none() -> Self {
         Self { id: 0, _here: PhantomData }
     }
-    /// `entry`: what is held, given its number. It is made in place, and taken away without a copy: one that is written in some
-    /// parts and read in others waits for the processor's stores, and locks are taken everywhere.
+    /// `entry`: what is held, given its number. It is made at once, and taken away without a copy: what is written in some parts
+    /// and read in others waits for the processor's stores, and locks are taken everywhere.
     #[inline]
     fn add(entry: impl FnOnce(u64) -> Entry) -> Self {
         // no list any more while the thread ends
