@@ -1,11 +1,12 @@
-//! A lock for reading and writing whose readers write to no common line once several threads read ([`crate::bias`]).
+//! A lock for reading and writing whose readers write to no common line once several threads read, and of which one that reads
+//! all the time alone needs no locked instruction ([`crate::bias`]).
 //!
 //! This is a low-level module with unsafe code: a published reader looks at the value past the lock below.
 
 #[cfg(test)]
 mod tests;
 
-use crate::bias::Bias;
+use crate::bias::{Bias, Readers};
 use crate::locks::take;
 use crate::order::{HeldLock, Who};
 use crate::published::{self, Place};
@@ -101,10 +102,12 @@ impl<T: Guarded, R: Rank> BiasedRwLock<T, R> {
     fn address(&self) -> usize {
         std::ptr::from_ref(&self.bias).addr()
     }
-    /// As a published reader, where the lock is biased. Not inlined: most locks never are.
+    /// As a published reader, where the lock has a mark. Not inlined: most locks never have one.
     #[inline(never)]
     fn enter(&self) -> Option<Reader<'_, T>> {
-        let place = self.bias.enter(|| published::publish(self.address()))?;
+        let at = self.address();
+        let number = published::reader_number();
+        let place = self.bias.enter(number, || published::publish(at), || published::publish_without_fence(at))?;
         Some(Reader::Published(place))
     }
     #[inline(always)]
@@ -114,7 +117,7 @@ impl<T: Guarded, R: Rank> BiasedRwLock<T, R> {
     }
     #[inline(always)]
     fn attempt_read(&self) -> Option<Reader<'_, T>> {
-        if self.bias.is_set()
+        if self.bias.has_mark()
             && let Some(reader) = self.enter()
         {
             return Some(reader);
@@ -123,7 +126,7 @@ impl<T: Guarded, R: Rank> BiasedRwLock<T, R> {
     }
     #[inline(always)]
     fn wait_to_read(&self) -> Reader<'_, T> {
-        if self.bias.is_set()
+        if self.bias.has_mark()
             && let Some(reader) = self.enter()
         {
             return reader;
@@ -155,16 +158,16 @@ impl<T: Guarded, R: Rank> BiasedRwLock<T, R> {
     #[inline(always)]
     fn wait_for_write(&self) -> parking_lot::RwLockWriteGuard<'_, T> {
         let mut guard = take::<R, _>(true, || self.lock.try_write(), || self.lock.write());
-        if self.bias.clear() {
-            timed::<R, _>(|| self.drain());
+        if let Some(readers) = self.bias.clear(published::reader_number) {
+            timed::<R, _>(|| self.drain(readers));
         }
         guard.merge_slots();
         guard
     }
     #[cold]
     #[inline(never)]
-    fn drain(&self) {
-        published::wait_until_unread(self.address());
+    fn drain(&self, readers: Readers) {
+        published::wait_until_unread(readers, self.address());
     }
     /// Takes it for writing.
     ///
@@ -191,7 +194,9 @@ impl<T: Guarded, R: Rank> BiasedRwLock<T, R> {
     #[track_caller]
     pub fn try_write(&self) -> Option<BiasedWriteGuard<'_, T>> {
         let mut guard = self.lock.try_write()?;
-        if self.bias.clear() && published::is_published(self.address()) {
+        if let Some(readers) = self.bias.clear(published::reader_number)
+            && published::is_published_by(readers, self.address())
+        {
             self.bias.set();
             return None;
         }
@@ -211,10 +216,15 @@ impl<T: Guarded, R: Rank> BiasedRwLock<T, R> {
         // SAFETY: the caller says that there is no writer
         unsafe { &*self.lock.data_ptr() }
     }
-    /// Whether readers publish themselves now.
+    /// Whether all readers publish themselves now.
     #[cfg(test)]
     pub(crate) fn is_biased(&self) -> bool {
         self.bias.is_set()
+    }
+    /// Whether this thread reads without a fence now.
+    #[cfg(test)]
+    pub(crate) fn is_owned(&self) -> bool {
+        self.bias.owner() == Some(published::reader_number())
     }
 }
 

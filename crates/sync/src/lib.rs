@@ -14,6 +14,7 @@ pub mod fetch;
 mod idle;
 pub mod lately;
 mod locks;
+pub mod membarrier;
 #[cfg(all(test, loom))]
 mod models;
 #[cfg(any(debug_assertions, feature = "lock-ranks"))]

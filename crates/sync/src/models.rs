@@ -17,6 +17,8 @@ use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
 const LOCK: usize = 64;
+/// A thread that reads nothing.
+const COMMITTER: usize = 2;
 
 /// A biased lock: the lock below is a mutex, which keeps writers and who counts turns apart.
 struct Model {
@@ -27,28 +29,37 @@ struct Model {
     /// What has a lock of its own, besides.
     part: Mutex<()>,
     bucket: UnsafeCell<u32>,
+    /// A bug on purpose: writers make no fence before they look.
+    spares_fence: bool,
 }
 
 impl Model {
     /// As a reader: published where the lock is biased, else counted.
     fn together(&self, thread: usize, f: impl FnOnce()) {
-        if let Some(place) = self.bias.enter(|| self.lines[thread].publish(LOCK)) {
+        let line = &self.lines[thread];
+        let number = thread as u32 + 1;
+        if let Some(place) = self.bias.enter(number, || line.publish(LOCK), || line.publish_without_fence(LOCK)) {
             f();
             return place.clear();
         }
         let _below = self.below.lock().unwrap();
         f();
-        // two turns set the mark
-        self.bias.turn(thread as u32 + 1, 2);
+        // two reads by one thread make it the owner, two turns let all go past the lock
+        if self.bias.is_last(number) { self.bias.own(number) } else { self.bias.turn(number, 2) }
     }
-    fn alone(&self, f: impl FnOnce()) {
+    /// The lines of those who may read, by a writer that has the lock below.
+    fn readers(&self, writer: usize) -> Vec<&Line> {
+        let Some(readers) = self.bias.clear(|| writer as u32 + 1) else { return Vec::new() };
+        if !self.spares_fence {
+            readers.before_looking();
+        }
+        self.lines.iter().enumerate().filter(|(i, _)| readers.may_be(*i as u32 + 1)).map(|(_, l)| l).collect()
+    }
+    fn alone(&self, writer: usize, f: impl FnOnce()) {
         let _below = self.below.lock().unwrap();
-        if self.bias.clear() {
-            before_looking();
-            for line in &self.lines {
-                while line.has(LOCK) {
-                    thread::yield_now();
-                }
+        for line in self.readers(writer) {
+            while line.has(LOCK) {
+                thread::yield_now();
             }
         }
         f();
@@ -57,8 +68,8 @@ impl Model {
         // loom tells where a writer is about
         self.together(thread, || self.value.with(|v| assert_eq!(unsafe { (*v).0 }, unsafe { (*v).1 })));
     }
-    fn write(&self) {
-        self.alone(|| self.change());
+    fn write(&self, thread: usize) {
+        self.alone(thread, || self.change());
     }
     fn change(&self) {
         self.value.with_mut(|v| unsafe {
@@ -67,8 +78,8 @@ impl Model {
         });
     }
     /// As the lock of something that several threads change side by side: the mark stays.
-    fn write_shared(&self) {
-        self.alone(|| {
+    fn write_shared(&self, thread: usize) {
+        self.alone(thread, || {
             self.change();
             self.bias.set();
         });
@@ -83,7 +94,7 @@ impl Model {
     /// A commit: who has it for writing takes no lock of a part.
     fn take_parts(&self) -> u32 {
         let mut had = 0;
-        self.alone(|| {
+        self.alone(COMMITTER, || {
             had = self.bucket.with_mut(|v| unsafe { std::mem::take(&mut *v) });
             self.bias.set();
         });
@@ -99,6 +110,7 @@ fn model() -> Model {
         value: UnsafeCell::new((0, 0)),
         part: Mutex::new(()),
         bucket: UnsafeCell::new(0),
+        spares_fence: false,
     };
     m.bias.set();
     m
@@ -114,15 +126,58 @@ fn both<T: 'static>(shared: &Arc<T>, ops: [&'static [u8]; 2], act: fn(&T, usize,
     threads.into_iter().for_each(|t| t.join().unwrap());
 }
 
-// What each thread does, with the mark set at first.
-fn run(one: &'static [u8], other: &'static [u8]) {
+/// One that the first thread owns.
+fn owned() -> Model {
+    let m = Model { bias: Bias::new(), ..model() };
+    m.read(0);
+    m.read(0);
+    assert_eq!(m.bias.owner(), Some(1));
+    m
+}
+
+// What each thread does with it.
+fn run_on(model: fn() -> Model, one: &'static [u8], other: &'static [u8]) {
     check(move || {
         both(&Arc::new(model()), [one, other], |m, i, op| match op {
             b'r' => m.read(i),
-            b's' => m.write_shared(),
-            _ => m.write(),
+            b's' => m.write_shared(i),
+            _ => m.write(i),
         });
     });
+}
+
+// With the mark for all readers set at first.
+fn run(one: &'static [u8], other: &'static [u8]) {
+    run_on(model, one, other);
+}
+
+#[test]
+fn a_writer_sees_the_owner() {
+    run_on(owned, b"rr", b"w");
+    run_on(owned, b"r", b"ww");
+    run_on(owned, b"rw", b"w");
+    run_on(owned, b"wr", b"rw");
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_writer_that_spares_the_fence_is_seen() {
+    run_on(|| Model { spares_fence: true, ..owned() }, b"rr", b"w");
+}
+
+#[test]
+fn another_reader_ends_what_the_owner_may_and_a_writer_sees_both() {
+    run_on(owned, b"rr", b"rw");
+    run_on(owned, b"r", b"rrw");
+    run_on(owned, b"rw", b"rr");
+}
+
+#[test]
+fn another_thread_becomes_the_owner_after_a_write() {
+    run_on(owned, b"rr", b"wrrr");
+    // the second write looks at the lines of the new owner alone
+    run_on(owned, b"r", b"wrrw");
+    run_on(owned, b"rwr", b"wrr");
 }
 
 #[test]
@@ -284,7 +339,7 @@ fn a_reader_goes_on_to_another_lock() {
                 }
             })
         };
-        m.write();
+        m.write(COMMITTER);
         reader.join().unwrap();
     });
 }
@@ -292,7 +347,12 @@ fn a_reader_goes_on_to_another_lock() {
 /// Who only tries to write gives up where somebody reads, and leaves the mark.
 #[test]
 fn who_tries_to_write_leaves_readers_alone() {
-    check(|| {
+    tries_to_write(model);
+    tries_to_write(owned);
+}
+
+fn tries_to_write(model: fn() -> Model) {
+    check(move || {
         let m = Arc::new(model());
         let reader = {
             let m = m.clone();
@@ -303,17 +363,13 @@ fn who_tries_to_write_leaves_readers_alone() {
         };
         {
             let _below = m.below.lock().unwrap();
-            let read = m.bias.clear() && {
-                before_looking();
-                m.lines.iter().any(|l| l.has(LOCK))
-            };
-            if read {
+            if m.readers(COMMITTER).iter().any(|l| l.has(LOCK)) {
                 m.bias.set();
             } else {
                 m.change();
             }
         }
-        m.write();
+        m.write(COMMITTER);
         reader.join().unwrap();
     });
 }
@@ -331,7 +387,7 @@ struct File {
 
 impl File {
     fn alone(&self, f: impl FnOnce(&mut bool, &UnsafeCell<(u32, u32)>)) {
-        self.cell.alone(|| self.dirty.with_mut(|d| f(unsafe { &mut *d }, &self.bytes)));
+        self.cell.alone(COMMITTER, || self.dirty.with_mut(|d| f(unsafe { &mut *d }, &self.bytes)));
     }
     fn together(&self, thread: usize, f: impl FnOnce(bool)) {
         self.cell.together(thread, || f(self.dirty.with(|d| unsafe { *d })));

@@ -7,13 +7,16 @@
 //!
 //! Either of the two sees the other: the reader's store comes before its look, the other's store before its look, and
 //! between them each has a full fence. On the reader's side the store is an exchange, which costs no more than the locked
-//! count that it replaces, so that nobody needs `membarrier`, and private objects never pay for shared ones.
+//! count that it replaces, so that private objects never pay for shared ones. Only what one thread reads all the time it reads
+//! with a plain store, and who wants to change that makes both fences ([`crate::membarrier`]).
 //!
 //! Lines stay for ever and go from threads that end to new ones: there are as many as there were threads at once.
 
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicUsize, fence};
 
+use crate::bias::Readers;
+use crate::membarrier;
 use crate::pins::{Table, Uses};
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicUsize, fence};
@@ -55,7 +58,7 @@ impl Line {
     /// can see the place.
     #[inline(always)]
     pub(crate) fn publish(&self, address: usize) -> Option<&Place> {
-        let place = self.places.iter().find(|p| p.0.load(Relaxed) == 0)?;
+        let place = self.free_place()?;
         if cfg!(all(target_arch = "x86_64", not(loom))) {
             // a locked instruction is the fence
             place.0.swap(address, SeqCst);
@@ -65,6 +68,19 @@ impl Line {
             fence(SeqCst);
         }
         Some(place)
+    }
+    /// [`Self::publish`] with half of the fence: others see the place who have made one in all threads
+    /// ([`membarrier::in_all_threads`]) since.
+    #[inline(always)]
+    pub(crate) fn publish_without_fence(&self, address: usize) -> Option<&Place> {
+        let place = self.free_place()?;
+        place.0.store(address, Release);
+        membarrier::light();
+        Some(place)
+    }
+    #[inline(always)]
+    fn free_place(&self) -> Option<&Place> {
+        self.places.iter().find(|p| p.0.load(Relaxed) == 0)
     }
     /// Whether its thread reads what is there. By who has called [`before_looking`] after taking the permission away.
     pub(crate) fn has(&self, address: usize) -> bool {
@@ -165,10 +181,28 @@ pub fn publish(address: usize) -> Option<&'static Place> {
     mine()?.line.publish(address)
 }
 
-/// Whether some thread reads what is at this address. The caller has taken away the permission to read, by a store.
+/// [`publish`] by a thread that alone has the permission to read without a fence; others look by [`is_published_by`] or
+/// [`wait_until_unread`], and know of it.
+#[inline(always)]
+pub(crate) fn publish_without_fence(address: usize) -> Option<&'static Place> {
+    mine()?.line.publish_without_fence(address)
+}
+
+/// The lines of threads that may be among these readers, who see or are seen from here on.
+fn lines_of(readers: Readers) -> impl Iterator<Item = &'static Line> {
+    readers.before_looking();
+    slots().filter(move |s| readers.may_be(s.number)).map(|s| &s.line)
+}
+
+/// Whether one of these readers reads what is at this address. The caller has taken away their permission to read, by a store.
+pub(crate) fn is_published_by(readers: Readers, address: usize) -> bool {
+    lines_of(readers).any(|l| l.has(address))
+}
+
+/// Whether some thread reads what is at this address, with a fence as in [`publish`]. The caller has taken away the permission to
+/// read, by a store.
 pub fn is_published(address: usize) -> bool {
-    before_looking();
-    slots().any(|s| s.line.has(address))
+    is_published_by(Readers::All, address)
 }
 
 /// All addresses that threads read. The caller has taken away the permission to read what it asks for, by stores.
@@ -177,12 +211,11 @@ pub fn all() -> Vec<usize> {
     slots().flat_map(|s| s.line.all()).collect()
 }
 
-/// Waits until no thread reads what is at this address. The caller has taken away the permission to read, by a store.
-pub fn wait_until_unread(address: usize) {
-    before_looking();
-    for s in slots() {
+/// Waits until none of these readers reads what is at this address. The caller has taken away their permission to read, by a store.
+pub(crate) fn wait_until_unread(readers: Readers, address: usize) {
+    for line in lines_of(readers) {
         let mut turns = 0;
-        while s.line.has(address) {
+        while line.has(address) {
             wait(&mut turns);
         }
     }

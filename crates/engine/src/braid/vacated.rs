@@ -12,9 +12,9 @@
 //! of their hashes ([`Lately`]). What is said here of a name of such a directory is said with its bucket locked, or with the
 //! directory for itself; so a look that needs a round finds all that was left before it.
 //!
-//! What is durable by now is forgotten, after each commit, by whoever adds the next name to the same table: the committer would take
-//! a line for each name from the thread that left it, and that thread would take it back. The committer itself does so where nobody
-//! has added any since the commit before, or where there are many. Who looks passes over what is durable.
+//! What is durable by now is forgotten, after each commit, by whoever adds the next name to the same table, or looks for one: the
+//! committer would take a line for each name from the thread that left it, and that thread would take it back. The committer itself
+//! does so where nobody has added any since the commit before, or where there are many. Who looks passes over what is durable.
 //!
 //! Lock rank: leaf; round, then a list or a table.
 
@@ -25,7 +25,7 @@ use braidfs_format::name::FileName;
 pub use braidfs_sync::lately::Lately;
 use braidfs_sync::lately::{Lists, Marks};
 use braidfs_sync::slots::Line;
-use braidfs_sync::{Mutex, rank};
+use braidfs_sync::{Mutex, MutexGuard, rank};
 use foldhash::fast::RandomState;
 use smallvec::{SmallVec, smallvec};
 use std::collections::HashMap;
@@ -129,13 +129,19 @@ impl VacatedNames {
 
     /// An inode left `dir/name`. Who took it over from another one of its domain and left it again stands for both.
     pub fn add(&self, dir: InodeNo, name: &[u8], left: Vacated, durable: impl Fn(DomainId, TxId) -> bool) {
-        let (shard, commit) = (self.shard(dir), self.commits.load(Relaxed));
+        let shard = self.shard(dir);
+        shard.add(&mut self.table_of(shard, durable).names, dir, name, left);
+    }
+
+    /// A part's table, without what was durable at the last commit.
+    fn table_of<'a>(&self, shard: &'a Shard, durable: impl Fn(DomainId, TxId) -> bool) -> MutexGuard<'a, Table> {
+        let commit = self.commits.load(Relaxed);
         let mut table = shard.table.lock();
         if table.commit != commit {
             table.commit = commit;
             shard.forget(&mut table.names, durable);
         }
-        shard.add(&mut table.names, dir, name, left);
+        table
     }
 
     /// [`Self::add`] of a directory that several threads change at the same time, by who has it for itself. Lists may have the
@@ -156,23 +162,32 @@ impl VacatedNames {
     }
 
     /// Who left this name. By who has the directory locked, or asks again then.
-    pub fn get(&self, dir: InodeNo, name: &[u8]) -> VacatedList {
+    pub fn get(&self, dir: InodeNo, name: &[u8], durable: impl Fn(DomainId, TxId) -> bool) -> VacatedList {
         self.lately.merge(bit(dir), |l| self.put_in_tables(l));
-        self.in_tables(dir, name)
+        self.in_tables(dir, name, durable)
     }
 
     /// [`Self::get`] of a name with `hash` whose bucket the caller has locked.
-    pub fn get_lately(&self, dir: InodeNo, name: &[u8], hash: u64, lately: &mut Lately) -> VacatedList {
+    pub fn get_lately(
+        &self,
+        dir: InodeNo,
+        (name, hash): (&[u8], u64),
+        lately: &mut Lately,
+        durable: impl Fn(DomainId, TxId) -> bool,
+    ) -> VacatedList {
         self.lately.merge_for(bit(dir), hash, lately, |l| self.put_in_tables(l));
-        self.in_tables(dir, name)
+        self.in_tables(dir, name, durable)
     }
 
-    fn in_tables(&self, dir: InodeNo, name: &[u8]) -> VacatedList {
+    fn in_tables(&self, dir: InodeNo, name: &[u8], durable: impl Fn(DomainId, TxId) -> bool) -> VacatedList {
         // who left this name did so under a lock that the caller has, and made the table before
-        let mut all = self.known_shard(dir).map(|s| s.get(dir, name)).unwrap_or_default();
+        let has_any = |s: &&Shard| s.dirs.has(bit(dir));
+        let own = self.known_shard(dir).filter(has_any).map(|s| self.table_of(s, durable).get(dir, name));
+        let mut all = own.unwrap_or_default();
         // which of both the directory was when they left may have changed since
         if let Some(shared) = self.shared.get() {
-            all.extend(self.shared_shard(shared, dir, name).get(dir, name));
+            let shard = Some(self.shared_shard(shared, dir, name)).filter(has_any);
+            all.extend(shard.map(|s| s.table.lock().get(dir, name)).unwrap_or_default());
         }
         all
     }
@@ -201,6 +216,12 @@ impl VacatedNames {
     }
 }
 
+impl Table {
+    fn get(&self, dir: InodeNo, name: &[u8]) -> VacatedList {
+        self.names.get(&dir).and_then(|n| n.get(name)).cloned().unwrap_or_default()
+    }
+}
+
 impl Shard {
     /// `all`: its table.
     fn add(&self, all: &mut Names, dir: InodeNo, name: &[u8], left: Vacated) {
@@ -222,13 +243,6 @@ impl Shard {
         }
         self.added.store(self.added.load(Relaxed).wrapping_add(1), Relaxed);
         self.dirs.add(bit(dir));
-    }
-
-    fn get(&self, dir: InodeNo, name: &[u8]) -> VacatedList {
-        if !self.dirs.has(bit(dir)) {
-            return VacatedList::new();
-        }
-        self.table.lock().names.get(&dir).and_then(|n| n.get(name)).cloned().unwrap_or_default()
     }
 
     fn of_dir(&self, dir: InodeNo) -> Frontier {
@@ -313,9 +327,9 @@ mod tests {
                         let mut bucket = buckets[b].lock().unwrap();
                         let (left, lately) = &mut *bucket;
                         let found = match seed >> 33 & 7 {
-                            0..3 => all.get_lately(DIR, &name(id), hash(id), lately),
+                            0..3 => all.get_lately(DIR, (&name(id), hash(id)), lately, |_, _| false),
                             // as who has the directory for itself
-                            3 if round % 16 == 0 => all.get(DIR, &name(id)),
+                            3 if round % 16 == 0 => all.get(DIR, &name(id), |_, _| false),
                             // it is another one's
                             4 if round % 16 == 0 => {
                                 *lately = Lately::UNKNOWN;
@@ -323,7 +337,7 @@ mod tests {
                             }
                             _ => {
                                 // taken before it is left again
-                                all.get_lately(DIR, &name(id), hash(id), lately);
+                                all.get_lately(DIR, (&name(id), hash(id)), lately, |_, _| false);
                                 left[n] = tx.fetch_add(1, Relaxed);
                                 let by = Vacated { domain: DomainId(0), tx: TxId(left[n]), alive: n % 2 == 0 };
                                 let round = all.add_lately(DIR, &name(id), by);
@@ -341,7 +355,7 @@ mod tests {
         let alive = |all: &VacatedNames| all.of_dir(DIR).any(|_, _| true);
         assert!(left > 40 && alive(&all));
         all.prune(|_, _| true);
-        assert!(!alive(&all) && !all.get(DIR, &name(3)).iter().any(|_| true));
+        assert!(!alive(&all) && !all.get(DIR, &name(3), |_, _| true).iter().any(|_| true));
     }
 
     /// 32 threads, each with a directory and up to 3,000 files, made one thread after the other or side by side.
@@ -387,14 +401,20 @@ mod tests {
         assert_eq!((kept(&all), counted(&all)), (2, 2), "added since the commit before");
         all.add(DIR, &name(3), left(2), upto(1));
         assert_eq!((kept(&all), counted(&all)), (2, 2));
-        assert!(all.get(DIR, &name(1)).is_empty() && all.get(DIR, &name(2)).len() == 1);
+        let found = |n| all.get(DIR, &name(n), upto(1)).len();
+        assert_eq!((found(1), found(2)), (0, 1));
         all.prune(upto(2));
         assert_eq!(kept(&all), 2);
         all.prune(upto(2));
         assert_eq!((kept(&all), counted(&all)), (0, 0), "nobody came");
-        assert!(all.of_dir(DIR).is_empty() && all.shard(DIR).dirs.none());
-        (0..=LATE_MAX as u64).for_each(|n| all.add(DIR, &name(n), left(3), upto(2)));
+        all.add(DIR, &name(4), left(3), upto(2));
         all.prune(upto(3));
+        assert_eq!(kept(&all), 1);
+        assert!(all.get(DIR, &name(4), upto(3)).is_empty());
+        assert_eq!((kept(&all), counted(&all)), (0, 0), "by who looked");
+        assert!(all.of_dir(DIR).is_empty() && all.shard(DIR).dirs.none());
+        (0..=LATE_MAX as u64).for_each(|n| all.add(DIR, &name(n), left(4), upto(3)));
+        all.prune(upto(4));
         assert_eq!((kept(&all), counted(&all)), (0, 0), "many");
     }
 }

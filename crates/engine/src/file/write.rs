@@ -60,8 +60,8 @@ impl At {
 struct Wrote {
     offset: u64,
     bytes: usize,
-    /// Dirty pages of the file afterwards.
-    dirty: usize,
+    /// Dirty pages of the file afterwards; `None` where they are those of before.
+    dirty: Option<usize>,
 }
 
 /// What became of an overwrite with the cell locked for reading.
@@ -142,11 +142,10 @@ impl MountedVolume {
                 c.wide.store(true, Ordering::Relaxed);
             }
         }
-        let dirty = f.pages.dirty_count();
         st.durability.operation_makes_version();
         st.durability.operation_changes_data();
         st.modified(self.shared.now());
-        Ok(Some(Wrote { offset, bytes: data.len(), dirty }))
+        Ok(Some(Wrote { offset, bytes: data.len(), dirty: None }))
     }
 
     /// [`Self::write_to_dirty_pages`] of a file that several threads overwrite, with the cell locked for reading: where
@@ -166,7 +165,7 @@ impl MountedVolume {
         if !same || !f.pages.overwrite(offset, data) {
             return Ok(SharedOverwrite::Alone);
         }
-        Ok(SharedOverwrite::Done(Wrote { offset, bytes: data.len(), dirty: f.pages.dirty_count() }))
+        Ok(SharedOverwrite::Done(Wrote { offset, bytes: data.len(), dirty: None }))
     }
 
     /// A write of what the running transaction writes anyway, by whichever way the file asks for; `None` where it is more than
@@ -247,7 +246,7 @@ impl MountedVolume {
                 b.resize(size as usize, 0);
                 b[offset as usize..end as usize].copy_from_slice(&data[..n]);
             }
-            return Ok(Some(Wrote { offset, bytes: n, dirty: 0 }));
+            return Ok(Some(Wrote { offset, bytes: n, dirty: Some(0) }));
         }
         d.uninline(f);
         let (new_pages, new_dirty) = write_pages(f, d.place.home(), offset, &data[..n]);
@@ -260,7 +259,7 @@ impl MountedVolume {
             op.tx(c.domain).expect_pages(new_dirty);
             d.budget.charge(Way::Write, new_dirty as u64 * PAGE, 0);
         }
-        Ok(Some(Wrote { offset, bytes: n, dirty: f.pages.dirty_count() }))
+        Ok(Some(Wrote { offset, bytes: n, dirty: Some(f.pages.dirty_count()) }))
     }
 
     /// Reserves for an inode record that grows by so many bytes; false where room must be made first.
@@ -334,14 +333,14 @@ impl MountedVolume {
         }
         let mut start = 0;
         let mut done = 0;
-        let mut dirty = 0;
+        let mut dirty = None;
         while done < data.len() {
             let mut piece = &data[done..data.len().min(done + PIECE)];
             let mut attempt = 0;
             let (offset, n) = loop {
                 match self.write_piece(c, at, piece) {
                     Ok(Some(w)) => {
-                        dirty = w.dirty;
+                        dirty = w.dirty.or(dirty);
                         break (w.offset, w.bytes);
                     }
                     Ok(None) => {
@@ -379,7 +378,10 @@ impl MountedVolume {
                 break;
             }
         }
-        self.throttle(c, dirty)?;
+        // who overwrites what will be written anyway takes no more memory
+        if let Some(dirty) = dirty {
+            self.throttle(c, dirty)?;
+        }
         Ok((start, done))
     }
 

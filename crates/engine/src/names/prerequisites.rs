@@ -35,7 +35,7 @@ fn is_unwritten(d: &Domain, tx: TxId, c: &Cell, st: &State) -> bool {
 impl MountedVolume {
     /// Who left `dir/name` without that being durable yet (`crate::braid::vacated`).
     pub fn vacated_by(&self, dir: &Cell, name: &[u8]) -> VacatedList {
-        let mut all = self.dom(dir.domain).vacated.get(dir.ino, name);
+        let mut all = self.dom(dir.domain).vacated.get(dir.ino, name, |d, t| !self.pending(d, t));
         all.retain(|l| self.pending(l.domain, l.tx));
         all
     }
@@ -48,7 +48,8 @@ impl MountedVolume {
         hash: u64,
         bucket: &mut OpenBucket<'_>,
     ) -> VacatedList {
-        let mut all = self.dom(dir.domain).vacated.get_lately(dir.ino, name, hash, bucket.left());
+        let mut all =
+            self.dom(dir.domain).vacated.get_lately(dir.ino, (name, hash), bucket.left(), |d, t| !self.pending(d, t));
         all.retain(|l| self.pending(l.domain, l.tx));
         all
     }

@@ -24,7 +24,7 @@ use braidfs_format::BLOCK_BYTES;
 use braidfs_format::block::{BlockKind, other_copy_lost};
 use braidfs_format::domain::{CLEAN, DomainHeader, FAILED};
 use braidfs_format::super_block::SuperBlock;
-use braidfs_sync::{Mutex, RwLock, ablation};
+use braidfs_sync::{Mutex, RwLock, ablation, membarrier};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -72,6 +72,8 @@ impl Volume {
         if !switches.is_empty() {
             tracing::warn!("switches for experiments are on (BRAIDFS_ABLATION): threads share more than they need");
         }
+        // before there are threads of ours, when the kernel can say so at once
+        membarrier::prepare();
         if options.cache_bytes == 0 {
             options.cache_bytes = rustix::system::sysinfo().totalram / 4;
         }

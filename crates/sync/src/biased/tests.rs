@@ -66,6 +66,135 @@ fn only_readers_in_turn_bias_it_and_a_writer_ends_that() {
     }
 }
 
+/// Reads by this thread alone until it owns the lock; how many that took.
+fn own<T: Guarded + Send + Sync>(lock: &Lock<T>) -> u32 {
+    crate::membarrier::prepare();
+    (0..100_000)
+        .find(|_| {
+            drop(lock.read());
+            lock.is_owned()
+        })
+        .expect("its only reader owns it")
+}
+
+#[test]
+fn who_reads_alone_owns_it_until_another_writes() {
+    let lock = Lock::new(7);
+    let mut reads = own(&lock);
+    assert!((60..80).contains(&reads), "{reads}");
+    for _ in 0..6 {
+        std::thread::scope(|s| s.spawn(|| *lock.write() += 1).join().unwrap());
+        assert!(!lock.is_owned());
+        // each time twice as often
+        let again = own(&lock);
+        assert!((reads * 2 - 8..reads * 2 + 8).contains(&again), "{reads} {again}");
+        reads = again;
+    }
+    assert_eq!(*lock.read(), 13);
+    // by its own writes it loses it for a few reads
+    for _ in 0..20 {
+        *lock.write() = 1;
+        assert!(!lock.is_owned());
+        assert!(own(&lock) < 32);
+    }
+}
+
+#[test]
+fn writers_wait_for_the_owner() {
+    let lock = Lock::new(0);
+    own(&lock);
+    let reader = lock.read();
+    assert!(matches!(reader.reader, Reader::Published(_)));
+    let written = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            *lock.write() = 1;
+            written.store(true, SeqCst);
+        });
+        while lock.is_owned() {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_millis(10));
+        assert!(!written.load(SeqCst));
+        assert_eq!(*reader, 0);
+        drop(reader);
+    });
+    assert_eq!(*lock.read(), 1);
+}
+
+#[test]
+fn the_owner_keeps_itself_and_others_from_writing_while_it_reads() {
+    for other in [false, true] {
+        let lock = Lock::new(0);
+        own(&lock);
+        let reader = lock.read();
+        let fails = || lock.try_write().is_none();
+        assert!(if other { std::thread::scope(|s| s.spawn(fails).join().unwrap()) } else { fails() });
+        drop(reader);
+        assert!(!fails());
+    }
+}
+
+/// Other readers go in beside the owner, and by and by all go past the lock; a writer then waits for each of them.
+#[test]
+fn other_readers_end_an_ownership() {
+    let lock = Lock::new(0);
+    own(&lock);
+    let reader = lock.read();
+    assert!(share(&lock) < 64);
+    assert!(lock.is_biased() && !lock.is_owned());
+    assert!(lock.try_write().is_none());
+    drop(reader);
+    assert!(lock.try_write().is_some());
+}
+
+#[test]
+fn nobody_owns_it_where_the_kernel_makes_no_fences() {
+    crate::membarrier::DENIED_HERE.set(true);
+    let lock = Lock::new(7);
+    for _ in 0..100_000 {
+        drop(lock.read());
+    }
+    crate::membarrier::DENIED_HERE.set(false);
+    assert!(!lock.is_owned());
+    assert!(share(&lock) < 64);
+    assert!(lock.is_biased());
+}
+
+/// An owner that reads all the time, and others that write: it never sees half of a write.
+#[test]
+fn an_owner_and_writers_exclude_each_other() {
+    let lock = Lock::new([0u64; 2]);
+    let done = AtomicBool::new(false);
+    let (mut owned, mut reads) = (0u32, 0u32);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            for i in 0..3000 {
+                let mut g = lock.write();
+                g[0] += 1;
+                std::hint::spin_loop();
+                g[1] += 1;
+                drop(g);
+                // for longer and longer, as the owner has to read twice as often each time, up to a limit
+                let until = std::time::Instant::now() + Duration::from_micros(i % 200 * 10);
+                while std::time::Instant::now() < until {
+                    std::hint::spin_loop();
+                }
+            }
+            done.store(true, SeqCst);
+        });
+        crate::membarrier::prepare();
+        while !done.load(SeqCst) {
+            let g = lock.read();
+            assert_eq!(g[0], g[1]);
+            reads += 1;
+            owned += u32::from(matches!(g.reader, Reader::Published(_)));
+        }
+    });
+    assert_eq!(*lock.read(), [3000; 2]);
+    assert!(owned > 0, "none of {reads} reads");
+}
+
 #[test]
 fn writers_wait_for_published_readers() {
     let lock = Lock::new(0);
