@@ -16,25 +16,28 @@
 //! committer would take a line for each name from the thread that left it, and that thread would take it back. The committer itself
 //! does so where nobody has added any since the commit before, or where there are many. Who looks passes over what is durable.
 //!
+//! In the place of a name stands a hash of it, so that the tables are small: two names of a directory with the same hash are taken for
+//! one, and whoever takes one of them waits for who left the other, too.
+//!
 //! Lock rank: leaf; round, then a list or a table.
 
 use crate::braid::frontier::Frontier;
 use crate::types::*;
 use braidfs_format::geometry::NODES_PER_BLOCK;
-use braidfs_format::name::FileName;
 pub use braidfs_sync::lately::Lately;
 use braidfs_sync::lately::{Lists, Marks};
 use braidfs_sync::slots::Line;
 use braidfs_sync::{Mutex, MutexGuard, rank};
 use foldhash::fast::RandomState;
-use smallvec::{SmallVec, smallvec};
+use hashbrown::HashTable;
+use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::hash::BuildHasher;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
-/// By directory, then by name: the latest inode of each domain that left it.
-type Names = HashMap<InodeNo, HashMap<FileName, VacatedList, RandomState>, RandomState>;
+/// By directory.
+type Names = HashMap<InodeNo, DirNames, RandomState>;
 
 /// Who left one name, at most one inode of each domain: mostly one.
 pub type VacatedList = SmallVec<[Vacated; 1]>;
@@ -50,12 +53,71 @@ pub struct Vacated {
     pub alive: bool,
 }
 
+/// The hash of a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct NameHash(u64);
+
+/// The latest inode of a domain that left a name.
+#[derive(Debug)]
+struct Entry {
+    /// From the highest bit on: what is kept of the name's hash, the domain, whether the inode is alive.
+    key: u64,
+    tx: TxId,
+}
+
+impl Entry {
+    /// Bits of the key below the name.
+    const BELOW: u32 = 1 + u16::BITS;
+
+    fn new(name: NameHash, left: Vacated) -> Self {
+        let key = name.0 >> Self::BELOW << Self::BELOW | u64::from(left.domain.0) << 1 | u64::from(left.alive);
+        Self { key, tx: left.tx }
+    }
+    fn is_of(&self, name: NameHash) -> bool {
+        (self.key ^ name.0) >> Self::BELOW == 0
+    }
+    fn vacated(&self) -> Vacated {
+        Vacated { domain: DomainId((self.key >> 1) as u16), tx: self.tx, alive: self.key & 1 == 1 }
+    }
+    /// For the table that it is in.
+    fn place(key: u64) -> u64 {
+        (key >> Self::BELOW).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+}
+
+/// Who left names of one directory: an entry for each name and domain.
+#[derive(Debug, Default)]
+struct DirNames(HashTable<Entry>);
+
+impl DirNames {
+    /// Whether there is one entry more.
+    fn add(&mut self, name: NameHash, left: Vacated) -> bool {
+        let new = Entry::new(name, left);
+        let place = Entry::place(new.key);
+        if let Some(old) = self.0.find_mut(place, |e| (e.key ^ new.key) >> 1 == 0) {
+            *old = Entry { key: old.key | new.key, tx: left.tx.max(old.tx) };
+            return false;
+        }
+        if self.0.len() == self.0.capacity() && STRIDES.contains(&self.0.len()) {
+            self.0.reserve(7 * self.0.len(), |e| Entry::place(e.key));
+        }
+        self.0.insert_unique(place, new, |e| Entry::place(e.key));
+        true
+    }
+    fn get(&self, name: NameHash) -> VacatedList {
+        self.0.iter_hash(Entry::place(name.0)).filter(|e| e.is_of(name)).map(Entry::vacated).collect()
+    }
+    fn iter(&self) -> impl Iterator<Item = Vacated> {
+        self.0.iter().map(Entry::vacated)
+    }
+}
+
 /// Parts of the table of names in directories that one thread has for itself, a power of two: so many that such directories of some
 /// tens of threads mostly have one each.
 const SHARDS: u64 = 512;
 /// Parts of that of names in directories that several threads change.
 const SHARED_SHARDS: u64 = 64;
-/// So many names of a table the next thread that adds one forgets, at most: about a megabyte.
+/// So many names of a table the next thread that adds one forgets, at most: about half a megabyte.
 const LATE_MAX: usize = 1 << 14;
 /// The table of a directory of which so many names were left, a few at least, has room for eight times as many at once when it
 /// grows: new memory costs lines that all threads write.
@@ -69,7 +131,7 @@ pub struct VacatedNames {
     /// Names of directories that several threads change at the same time, by directory and name; so, too.
     shared: OnceLock<Box<[Shard]>>,
     /// Such names that were left lately.
-    lately: Lists<(InodeNo, FileName, Vacated), rank::VacatedLately, rank::VacatedRound>,
+    lately: Lists<(InodeNo, NameHash, Vacated), rank::VacatedLately, rank::VacatedRound>,
     /// How often the domain has committed: who adds a name looks.
     commits: Line<AtomicU32>,
     hasher: RandomState,
@@ -122,15 +184,14 @@ impl VacatedNames {
         self.tables.get().map(|t| &t.shards[shard_of(dir)])
     }
 
-    /// The part of names in `shared`, all of them, that one is in.
-    fn shared_shard<'a>(&self, shared: &'a [Shard], dir: InodeNo, name: &[u8]) -> &'a Shard {
-        &shared[(self.hasher.hash_one((dir, name)) % SHARED_SHARDS) as usize]
+    fn hash(&self, name: &[u8]) -> NameHash {
+        NameHash(self.hasher.hash_one(name))
     }
 
     /// An inode left `dir/name`. Who took it over from another one of its domain and left it again stands for both.
     pub fn add(&self, dir: InodeNo, name: &[u8], left: Vacated, durable: impl Fn(DomainId, TxId) -> bool) {
         let shard = self.shard(dir);
-        shard.add(&mut self.table_of(shard, durable).names, dir, name, left);
+        shard.add(&mut self.table_of(shard, durable).names, dir, self.hash(name), left);
     }
 
     /// A part's table, without what was durable at the last commit.
@@ -147,18 +208,18 @@ impl VacatedNames {
     /// [`Self::add`] of a directory that several threads change at the same time, by who has it for itself. Lists may have the
     /// name, too, from earlier: what comes of both is the same in either order.
     pub fn add_shared(&self, dir: InodeNo, name: &[u8], left: Vacated) {
-        let shard = self.shared_shard(self.shared.get_or_init(|| Self::new_shards(SHARED_SHARDS)), dir, name);
-        shard.add(&mut shard.table.lock().names, dir, name, left);
+        self.put_in_tables((dir, self.hash(name), left));
     }
 
     /// [`Self::add_shared`] by who has the name's bucket locked, which is to [`Lately::note`] the round.
     pub fn add_lately(&self, dir: InodeNo, name: &[u8], left: Vacated) -> u32 {
-        self.lately.add(bit(dir), (dir, name.into(), left))
+        self.lately.add(bit(dir), (dir, self.hash(name), left))
     }
 
-    /// Puts one from a list into the tables.
-    fn put_in_tables(&self, (dir, name, left): (InodeNo, FileName, Vacated)) {
-        self.add_shared(dir, &name, left);
+    /// Puts one, as from a list, into the tables.
+    fn put_in_tables(&self, (dir, name, left): (InodeNo, NameHash, Vacated)) {
+        let shard = shared_shard(self.shared.get_or_init(|| Self::new_shards(SHARED_SHARDS)), dir, name);
+        shard.add(&mut shard.table.lock().names, dir, name, left);
     }
 
     /// Who left this name. By who has the directory locked, or asks again then.
@@ -182,11 +243,12 @@ impl VacatedNames {
     fn in_tables(&self, dir: InodeNo, name: &[u8], durable: impl Fn(DomainId, TxId) -> bool) -> VacatedList {
         // who left this name did so under a lock that the caller has, and made the table before
         let has_any = |s: &&Shard| s.dirs.has(bit(dir));
+        let name = self.hash(name);
         let own = self.known_shard(dir).filter(has_any).map(|s| self.table_of(s, durable).get(dir, name));
         let mut all = own.unwrap_or_default();
         // which of both the directory was when they left may have changed since
         if let Some(shared) = self.shared.get() {
-            let shard = Some(self.shared_shard(shared, dir, name)).filter(has_any);
+            let shard = Some(shared_shard(shared, dir, name)).filter(has_any);
             all.extend(shard.map(|s| s.table.lock().get(dir, name)).unwrap_or_default());
         }
         all
@@ -217,29 +279,16 @@ impl VacatedNames {
 }
 
 impl Table {
-    fn get(&self, dir: InodeNo, name: &[u8]) -> VacatedList {
-        self.names.get(&dir).and_then(|n| n.get(name)).cloned().unwrap_or_default()
+    fn get(&self, dir: InodeNo, name: NameHash) -> VacatedList {
+        self.names.get(&dir).map(|n| n.get(name)).unwrap_or_default()
     }
 }
 
 impl Shard {
     /// `all`: its table.
-    fn add(&self, all: &mut Names, dir: InodeNo, name: &[u8], left: Vacated) {
-        let names = all.entry(dir).or_default();
-        match names.get_mut(name) {
-            Some(old) => match old.iter_mut().find(|o| o.domain == left.domain) {
-                Some(o) => {
-                    *o = Vacated { alive: left.alive || o.alive, tx: left.tx.max(o.tx), ..left };
-                }
-                None => old.push(left),
-            },
-            None => {
-                if names.len() == names.capacity() && STRIDES.contains(&names.len()) {
-                    names.reserve(7 * names.len());
-                }
-                names.insert(name.into(), smallvec![left]);
-                self.len.store(self.len.load(Relaxed) + 1, Relaxed);
-            }
+    fn add(&self, all: &mut Names, dir: InodeNo, name: NameHash, left: Vacated) {
+        if all.entry(dir).or_default().add(name, left) {
+            self.len.store(self.len.load(Relaxed) + 1, Relaxed);
         }
         self.added.store(self.added.load(Relaxed).wrapping_add(1), Relaxed);
         self.dirs.add(bit(dir));
@@ -250,8 +299,7 @@ impl Shard {
             return Frontier::EMPTY;
         }
         let all = self.table.lock();
-        let left =
-            all.names.get(&dir).map(|n| n.values().flatten().filter(|l| l.alive).map(|l| (l.domain, l.tx)).collect());
+        let left = all.names.get(&dir).map(|n| n.iter().filter(|l| l.alive).map(|l| (l.domain, l.tx)).collect());
         left.unwrap_or(Frontier::EMPTY)
     }
 
@@ -264,13 +312,10 @@ impl Shard {
     /// Forgets what is durable of its table, `all`.
     fn forget(&self, all: &mut Names, durable: impl Fn(DomainId, TxId) -> bool) {
         all.retain(|_, names| {
-            names.retain(|_, all| {
-                all.retain(|l| !durable(l.domain, l.tx));
-                !all.is_empty()
-            });
-            !names.is_empty()
+            names.0.retain(|e| !durable(e.vacated().domain, e.tx));
+            !names.0.is_empty()
         });
-        self.len.store(all.values().map(HashMap::len).sum(), Relaxed);
+        self.len.store(all.values().map(|n| n.0.len()).sum(), Relaxed);
         self.dirs.are(all.keys().fold(0, |bits, dir| bits | bit(*dir)));
     }
 }
@@ -282,6 +327,12 @@ fn shard_of(dir: InodeNo) -> usize {
     let (block, slot) = (dir.0 / u64::from(NODES_PER_BLOCK), dir.0 % u64::from(NODES_PER_BLOCK));
     let spread = block.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(slot.wrapping_mul(0xd1b5_4a32_d192_ed03));
     (spread >> (u64::BITS - SHARDS.ilog2())) as usize
+}
+
+/// The part of names in `shared`, all of them, that one is in.
+fn shared_shard(shared: &[Shard], dir: InodeNo, name: NameHash) -> &Shard {
+    let spread = (name.0 ^ dir.0).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    &shared[(spread >> (u64::BITS - SHARED_SHARDS.ilog2())) as usize]
 }
 
 /// The mark of a directory, in [`Shard::dirs`] and of lists. Those of one part are spread.
@@ -358,6 +409,23 @@ mod tests {
         assert!(!alive(&all) && !all.get(DIR, &name(3), |_, _| true).iter().any(|_| true));
     }
 
+    #[test]
+    fn an_entry_has_all_that_is_said_of_a_name() {
+        let mut names = DirNames::default();
+        let of = |domain, tx, alive| Vacated { domain: DomainId(domain), tx: TxId(tx), alive };
+        let (a, b) = (NameHash(u64::MAX), NameHash(0));
+        assert!(names.add(a, of(u16::MAX, u64::MAX, true)) && names.add(b, of(u16::MAX, 1, false)));
+        assert!(names.add(a, of(0, 5, false)) && !names.add(a, of(0, 4, true)) && !names.add(a, of(0, 6, false)));
+        let mut found = names.get(a);
+        found.sort_by_key(|v| v.domain);
+        assert_eq!(found[..], [of(0, 6, true), of(u16::MAX, u64::MAX, true)]);
+        assert_eq!(names.get(b)[..], [of(u16::MAX, 1, false)]);
+        // of hashes that differ where an entry has other things, one name is taken for the other
+        assert_eq!(names.get(NameHash(1 << 16))[..], names.get(b)[..]);
+        assert!(names.get(NameHash(1 << 17)).is_empty());
+        assert_eq!(names.iter().count(), 3);
+    }
+
     /// 32 threads, each with a directory and up to 3,000 files, made one thread after the other or side by side.
     #[test]
     fn directories_of_threads_have_a_part_each() {
@@ -376,7 +444,7 @@ mod tests {
     fn a_table_of_names_grows_in_long_strides() {
         let all = VacatedNames::default();
         let left = Vacated { domain: DomainId(0), tx: TxId(1), alive: true };
-        let room = || all.shard(DIR).table.lock().names.get(&DIR).map_or(0, HashMap::capacity);
+        let room = || all.shard(DIR).table.lock().names.get(&DIR).map_or(0, |n| n.0.capacity());
         let mut rooms = std::collections::BTreeSet::new();
         for n in 0..2000 {
             all.add(DIR, &name(n), left, |_, _| false);
@@ -393,7 +461,7 @@ mod tests {
         let all = VacatedNames::default();
         let left = |tx| Vacated { domain: DomainId(0), tx: TxId(tx), alive: true };
         let upto = |last: u64| move |_: DomainId, tx: TxId| tx.0 <= last;
-        let kept = |all: &VacatedNames| all.shard(DIR).table.lock().names.get(&DIR).map_or(0, HashMap::len);
+        let kept = |all: &VacatedNames| all.shard(DIR).table.lock().names.get(&DIR).map_or(0, |n| n.0.len());
         let counted = |all: &VacatedNames| all.shard(DIR).len.load(Relaxed);
         all.add(DIR, &name(1), left(1), upto(0));
         all.add(DIR, &name(2), left(2), upto(0));
