@@ -185,10 +185,12 @@ impl Bias {
         if marks < TURN {
             return None;
         }
-        self.marks.store(marks & READER, SeqCst);
         if marks < OWNED {
+            // nobody reads past the lock below, or counts turns: no fence
+            self.marks.store(marks & READER, Relaxed);
             return None;
         }
+        self.marks.store(marks & READER, SeqCst);
         Some(self.readers(marks, myself()))
     }
     #[cold]

@@ -77,7 +77,6 @@ impl MountedVolume {
             if want_dir {
                 i.commit_vacating_renames(&c, c.domain)?;
             }
-            i.commit_exchange(&c)?;
             let mut op = Op::begin(i, &[d.domain, c.domain], REMOVE_BLOCKS, true)?;
             let mut dst = d.state.write();
             check_alive(&dst)?;
@@ -86,7 +85,12 @@ impl MountedVolume {
                 _ => continue, // another one has the name now
             }
             let mut st = c.state.write();
-            if st.deleted || i.exchanging(&st) {
+            if st.deleted {
+                continue;
+            }
+            if i.exchanging(&st) {
+                drop((st, dst, op));
+                i.commit_exchange(&c)?;
                 continue;
             }
             check_changeable(&st)?;

@@ -194,8 +194,9 @@ impl MountedVolume {
         }
     }
 
-    /// Makes durable what must be so before the rename (docs/braid.md). Not inside a gate. That somebody left the names, and
-    /// must be durable first, is rare and seen with the directories locked: only then, `again`, it is looked for here.
+    /// Makes durable what must be so before the rename (docs/braid.md). Not inside a gate. That somebody left the names, or
+    /// exchanged one of the inodes, and must be durable first, is rare and seen with all of them locked: only then, `again`, it is
+    /// looked for here.
     fn commit_before(&self, r: &Request<'_>, again: bool) -> Result<[Unwritten; 2]> {
         let mut unwritten = [Unwritten::default(); 2];
         if r.src_moves() {
@@ -206,8 +207,8 @@ impl MountedVolume {
         }
         if again {
             self.commit_vacating_rename(&r.to.dir, r.to.name, r.src.domain)?;
+            self.commit_exchange(&r.src)?;
         }
-        self.commit_exchange(&r.src)?;
         if r.two_dirs() {
             unwritten[0] =
                 self.commit_new_parents(&r.to.dir, &r.src, r.partner().map_or(r.src.domain, |d| d.domain))?;
@@ -216,7 +217,9 @@ impl MountedVolume {
             }
         }
         let Some(d) = &r.dst else { return Ok(unwritten) };
-        self.commit_exchange(d)?;
+        if again {
+            self.commit_exchange(d)?;
+        }
         if r.partner().is_some() {
             if again {
                 self.commit_vacating_rename(&r.from.dir, r.from.name, d.domain)?;
