@@ -60,8 +60,8 @@ pub struct NodeTable {
     /// Free slots of the table blocks that were read; see `uncounted`.
     free: Counter,
     /// Table blocks that were not read yet.
-    uncounted: AtomicU64,
-    resident: Residency,
+    uncounted: Line<AtomicU64>,
+    resident: Line<Residency>,
     cache: BlockCache,
     /// Slots that stay taken when their removal is applied, until they are released.
     quarantined: Mutex<std::collections::HashSet<NodeId>, rank::QuarantinedNumbers>,
@@ -83,8 +83,8 @@ impl NodeTable {
             total: AtomicU64::new(0),
             few: Line::default(),
             free: Counter::default(),
-            uncounted: AtomicU64::new(0),
-            resident: Residency::new(TABLE_BLOCKS_MAX),
+            uncounted: Line(AtomicU64::new(0)),
+            resident: Line(Residency::new(TABLE_BLOCKS_MAX)),
             cache: BlockCache::default(),
             quarantined: Mutex::default(),
             home: Mutex::default(),
@@ -95,7 +95,7 @@ impl NodeTable {
 
     /// Bounds what is kept of the tables and of node blocks and buckets to about so many bytes each.
     pub fn limit(&mut self, bytes: u64) {
-        self.resident.limit(table_blocks(bytes));
+        self.resident.0.limit(table_blocks(bytes));
         self.cache.limit(bytes);
     }
 

@@ -22,8 +22,9 @@ pub(super) struct Tables<'a> {
     pub resident: &'a Residency,
 }
 
-/// The node table of a group.
+/// The node table of a group. Each allocation of a slot reads it: so it lies apart from the count of its references.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(super) struct NodeGroup {
     pub number: u32,
     pub blocks: Box<[Line<TableBlock>]>,

@@ -367,7 +367,7 @@ fn foreign_nodes_are_corrupt() {
 fn entries_are_evicted() {
     let (device, store) = fixture();
     let mut table = open_table(&store, &GROUPS).unwrap();
-    table.resident = Residency::new(2);
+    table.resident = Line(Residency::new(2));
     let nodes: Vec<_> = (0..2000).map(|_| table.alloc(None).unwrap().unwrap()).collect();
     let records: Vec<_> =
         nodes.iter().map(|&(node, generation)| Record::Node { node, entry: entry(300, generation) }).collect();
