@@ -41,6 +41,14 @@ const READS_AGAIN: u32 = 16;
 const TO_COME: u32 = 0xffff;
 const TO_BEGIN_WITH: u32 = 16;
 
+/// Whether a scheduler of tests runs this thread: when threads end, and give their numbers to others, it does not say.
+fn in_turns() -> bool {
+    #[cfg(feature = "schedule")]
+    return crate::schedule::scheduled();
+    #[cfg(not(feature = "schedule"))]
+    false
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Bias {
@@ -49,35 +57,30 @@ pub(crate) struct Bias {
     reads: AtomicU32,
 }
 
-/// Readers that may have published themselves before a writer took the mark away.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Readers {
-    /// Any threads, each with a fence.
-    All,
-    /// Any threads; one without.
-    AllAndOwner,
-    /// One thread, without a fence.
-    Owner(u32),
-    /// The thread that writes.
-    Myself(u32),
+/// Readers that may have published themselves before a writer took the marks away.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Readers {
+    marks: u32,
+    /// There is but one, the thread that writes.
+    myself: bool,
 }
 
 impl Readers {
+    /// All others, each with a fence.
+    pub const FENCED: Self = Self { marks: BIASED, myself: false };
+
     /// Those of them by whose lines the writer has to look see that the mark is gone, or are seen, from here on.
     pub fn before_looking(self) {
-        match self {
-            Self::All => published::before_looking(),
-            Self::AllAndOwner | Self::Owner(_) => membarrier::in_all_threads(),
-            // the thread sees what it wrote
-            Self::Myself(_) => {}
+        if self.marks & OWNED == 0 {
+            published::before_looking();
+        } else if !self.myself {
+            membarrier::in_all_threads();
         }
+        // a thread sees what it wrote itself
     }
     /// Whether the thread with this number may be one.
     pub fn may_be(self, number: u32) -> bool {
-        match self {
-            Self::All | Self::AllAndOwner => true,
-            Self::Owner(n) | Self::Myself(n) => n == number & READER,
-        }
+        self.marks & BIASED != 0 || self.marks & READER == number
     }
 }
 
@@ -103,7 +106,7 @@ impl Bias {
             let place = publish()?;
             // what the last writer did is seen by who sees the mark that was set after it
             (place, self.marks.load(if cfg!(loom) { Acquire } else { SeqCst }) & BIASED != 0)
-        } else if marks & OWNED != 0 && marks & READER == reader & READER {
+        } else if marks & OWNED != 0 && marks & READER == reader {
             let place = publish_without_fence()?;
             // The owner set the mark, and had the lock below then; so it has seen what the last writer did.
             let now = self.marks.load(Acquire);
@@ -165,8 +168,8 @@ impl Bias {
     pub(crate) fn own(&self, reader: u32) {
         let marks = self.marks.load(Relaxed);
         let free = marks & (BIASED | OWNED) == 0 && marks & READER == reader & READER;
-        // a thread that ends has number 0, and cannot publish
-        let may = free && reader & READER != 0 && (cfg!(loom) || membarrier::is_ready());
+        // a thread that ends has number 0, and cannot publish; of a larger one the marks have a part
+        let may = free && reader > 0 && reader <= READER && (cfg!(loom) || membarrier::is_ready()) && !in_turns();
         if !may
             || ablation::is_on(Switch::Cells)
             || self.marks.compare_exchange(marks, OWNED | marks & READER, Release, Relaxed).is_err()
@@ -191,24 +194,22 @@ impl Bias {
             return None;
         }
         self.marks.store(marks & READER, SeqCst);
-        Some(self.readers(marks, myself()))
+        Some(Readers { marks, myself: marks & (BIASED | OWNED) == OWNED && marks & READER == myself() })
     }
-    #[cold]
-    #[inline(never)]
-    fn readers(&self, marks: u32, myself: u32) -> Readers {
-        if marks & OWNED == 0 {
-            return Readers::All;
-        }
-        let owner = marks & READER;
-        if marks & BIASED == 0 && owner == myself & READER {
+    /// By a writer that took marks away, and goes on: when one thread owns the lock again.
+    pub(crate) fn put_off_owner(&self, readers: Readers) {
+        if readers.myself {
             self.wait_for_reads(READS_AGAIN);
-            return Readers::Myself(owner);
+        } else if readers.marks & OWNED != 0 {
+            let twice = ((self.reads.load(Relaxed) >> TO_BEGIN_WITH) * 2).min(READS_MAX);
+            self.reads.store(twice << TO_BEGIN_WITH | twice, Relaxed);
         }
-        let twice = ((self.reads.load(Relaxed) >> TO_BEGIN_WITH) * 2).min(READS_MAX);
-        self.reads.store(twice << TO_BEGIN_WITH | twice, Relaxed);
-        if marks & BIASED == 0 { Readers::Owner(owner) } else { Readers::AllAndOwner }
     }
-    /// By a writer that found readers, does not wait for them, and has changed nothing; or that does nothing more.
+    /// By a writer that found readers, does not wait for them, and has changed nothing.
+    pub(crate) fn restore(&self, readers: Readers) {
+        self.marks.store(readers.marks, Release);
+    }
+    /// By a writer that does nothing more.
     pub(crate) fn set(&self) {
         self.marks.store(BIASED, Release);
     }

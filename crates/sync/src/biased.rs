@@ -160,6 +160,7 @@ impl<T: Guarded, R: Rank> BiasedRwLock<T, R> {
         let mut guard = take::<R, _>(true, || self.lock.try_write(), || self.lock.write());
         if let Some(readers) = self.bias.clear(published::reader_number) {
             timed::<R, _>(|| self.drain(readers));
+            self.bias.put_off_owner(readers);
         }
         guard.merge_slots();
         guard
@@ -194,11 +195,12 @@ impl<T: Guarded, R: Rank> BiasedRwLock<T, R> {
     #[track_caller]
     pub fn try_write(&self) -> Option<BiasedWriteGuard<'_, T>> {
         let mut guard = self.lock.try_write()?;
-        if let Some(readers) = self.bias.clear(published::reader_number)
-            && published::is_published_by(readers, self.address())
-        {
-            self.bias.set();
-            return None;
+        if let Some(readers) = self.bias.clear(published::reader_number) {
+            if published::is_published_by(readers, self.address()) {
+                self.bias.restore(readers);
+                return None;
+            }
+            self.bias.put_off_owner(readers);
         }
         guard.merge_slots();
         Some(BiasedWriteGuard { guard, bias: &self.bias, held: self.who.tried(), _section: Section::of(&self.lock) })

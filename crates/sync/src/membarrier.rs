@@ -8,6 +8,7 @@
 
 #[cfg(loom)]
 use loom::sync::atomic::fence;
+use rustix::io::Errno;
 use rustix::thread::{MembarrierCommand, membarrier};
 use std::sync::atomic::{
     AtomicU8,
@@ -62,12 +63,16 @@ pub(crate) fn light() {
 #[inline(never)]
 pub(crate) fn in_all_threads() {
     fence(SeqCst);
-    if cfg!(loom) || membarrier(MembarrierCommand::PrivateExpedited).is_ok() {
+    if cfg!(loom) {
         return;
     }
-    // A filter that came after `prepare`. Processors write what they keep back within a microsecond; who has gone without a
-    // fence before is seen after this, and nobody does from here on.
-    STATE.store(DENIED, Relaxed);
+    match membarrier(MembarrierCommand::PrivateExpedited) {
+        Ok(()) => return,
+        Err(Errno::NOMEM) => {}
+        // a filter that came after `prepare`: from here on no more locks get owners
+        Err(_) => STATE.store(DENIED, Relaxed),
+    }
+    // Processors write what they keep back within a microsecond: whoever went without a fence before is seen after this.
     std::thread::sleep(Duration::from_millis(10));
     fence(SeqCst);
 }

@@ -5,7 +5,7 @@
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "loom checks what they would have to promise")]
 
-use crate::bias::Bias;
+use crate::bias::{Bias, Readers};
 use crate::doors::Doors;
 use crate::pins::{Table, leave, leave_marked, set_mark};
 use crate::published::{Line, before_looking};
@@ -47,17 +47,20 @@ impl Model {
         // two reads by one thread make it the owner, two turns let all go past the lock
         if self.bias.is_last(number) { self.bias.own(number) } else { self.bias.turn(number, 2) }
     }
-    /// The lines of those who may read, by a writer that has the lock below.
-    fn readers(&self, writer: usize) -> Vec<&Line> {
-        let Some(readers) = self.bias.clear(|| writer as u32 + 1) else { return Vec::new() };
+    /// Who may read, by a writer that has the lock below.
+    fn readers(&self, writer: usize) -> Option<Readers> {
+        let readers = self.bias.clear(|| writer as u32 + 1)?;
         if !self.spares_fence {
             readers.before_looking();
         }
-        self.lines.iter().enumerate().filter(|(i, _)| readers.may_be(*i as u32 + 1)).map(|(_, l)| l).collect()
+        Some(readers)
+    }
+    fn lines_of(&self, readers: Readers) -> impl Iterator<Item = &Line> {
+        self.lines.iter().enumerate().filter(move |(i, _)| readers.may_be(*i as u32 + 1)).map(|(_, l)| l)
     }
     fn alone(&self, writer: usize, f: impl FnOnce()) {
         let _below = self.below.lock().unwrap();
-        for line in self.readers(writer) {
+        for line in self.readers(writer).into_iter().flat_map(|r| self.lines_of(r)) {
             while line.has(LOCK) {
                 thread::yield_now();
             }
@@ -363,8 +366,9 @@ fn tries_to_write(model: fn() -> Model) {
         };
         {
             let _below = m.below.lock().unwrap();
-            if m.readers(COMMITTER).iter().any(|l| l.has(LOCK)) {
-                m.bias.set();
+            let readers = m.readers(COMMITTER);
+            if readers.as_ref().is_some_and(|r| m.lines_of(*r).any(|l| l.has(LOCK))) {
+                m.bias.restore(readers.unwrap());
             } else {
                 m.change();
             }

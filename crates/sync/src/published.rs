@@ -202,7 +202,7 @@ pub(crate) fn is_published_by(readers: Readers, address: usize) -> bool {
 /// Whether some thread reads what is at this address, with a fence as in [`publish`]. The caller has taken away the permission to
 /// read, by a store.
 pub fn is_published(address: usize) -> bool {
-    is_published_by(Readers::All, address)
+    is_published_by(Readers::FENCED, address)
 }
 
 /// All addresses that threads read. The caller has taken away the permission to read what it asks for, by stores.

@@ -66,9 +66,18 @@ fn only_readers_in_turn_bias_it_and_a_writer_ends_that() {
     }
 }
 
+/// Whether there can be owners; says so where there cannot.
+fn can_own() -> bool {
+    crate::membarrier::prepare();
+    let can = crate::membarrier::is_ready();
+    if !can {
+        eprintln!("SKIPPED: membarrier(2) is denied here, and no lock gets an owner");
+    }
+    can
+}
+
 /// Reads by this thread alone until it owns the lock; how many that took.
 fn own<T: Guarded + Send + Sync>(lock: &Lock<T>) -> u32 {
-    crate::membarrier::prepare();
     (0..100_000)
         .find(|_| {
             drop(lock.read());
@@ -79,6 +88,9 @@ fn own<T: Guarded + Send + Sync>(lock: &Lock<T>) -> u32 {
 
 #[test]
 fn who_reads_alone_owns_it_until_another_writes() {
+    if !can_own() {
+        return;
+    }
     let lock = Lock::new(7);
     let mut reads = own(&lock);
     assert!((60..80).contains(&reads), "{reads}");
@@ -101,6 +113,9 @@ fn who_reads_alone_owns_it_until_another_writes() {
 
 #[test]
 fn writers_wait_for_the_owner() {
+    if !can_own() {
+        return;
+    }
     let lock = Lock::new(0);
     own(&lock);
     let reader = lock.read();
@@ -124,12 +139,16 @@ fn writers_wait_for_the_owner() {
 
 #[test]
 fn the_owner_keeps_itself_and_others_from_writing_while_it_reads() {
+    if !can_own() {
+        return;
+    }
     for other in [false, true] {
         let lock = Lock::new(0);
         own(&lock);
         let reader = lock.read();
         let fails = || lock.try_write().is_none();
         assert!(if other { std::thread::scope(|s| s.spawn(fails).join().unwrap()) } else { fails() });
+        assert!(lock.is_owned(), "who does not wait leaves it as it was");
         drop(reader);
         assert!(!fails());
     }
@@ -138,6 +157,9 @@ fn the_owner_keeps_itself_and_others_from_writing_while_it_reads() {
 /// Other readers go in beside the owner, and by and by all go past the lock; a writer then waits for each of them.
 #[test]
 fn other_readers_end_an_ownership() {
+    if !can_own() {
+        return;
+    }
     let lock = Lock::new(0);
     own(&lock);
     let reader = lock.read();
@@ -166,7 +188,7 @@ fn nobody_owns_it_where_the_kernel_makes_no_fences() {
 fn an_owner_and_writers_exclude_each_other() {
     let lock = Lock::new([0u64; 2]);
     let done = AtomicBool::new(false);
-    let (mut owned, mut reads) = (0u32, 0u32);
+    let (can_own, mut owned, mut reads) = (can_own(), 0u32, 0u32);
     std::thread::scope(|s| {
         s.spawn(|| {
             for i in 0..3000 {
@@ -183,7 +205,6 @@ fn an_owner_and_writers_exclude_each_other() {
             }
             done.store(true, SeqCst);
         });
-        crate::membarrier::prepare();
         while !done.load(SeqCst) {
             let g = lock.read();
             assert_eq!(g[0], g[1]);
@@ -192,7 +213,7 @@ fn an_owner_and_writers_exclude_each_other() {
         }
     });
     assert_eq!(*lock.read(), [3000; 2]);
-    assert!(owned > 0, "none of {reads} reads");
+    assert!(owned > 0 || !can_own, "none of {reads} reads");
 }
 
 #[test]
