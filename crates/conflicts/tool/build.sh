@@ -19,7 +19,9 @@ gcc -static -no-pie -nodefaultlibs -nostartfiles -u _start -Wl,--build-id=none -
     -o "$work/tool" "$work/conflicts.o" -L"$libs" -lcoregrind-amd64-linux -lvex-amd64-linux -lgcc-sup-amd64-linux -lgcc
 cp "$programs"/default.supp "$programs"/vgpreload_core-amd64-linux.so "$programs"/*.xml "$work"/
 rm "$work/conflicts.o"
-mv "$work/tool" "$tool.new"
-# moved, not overwritten: a run under way has the old ones mapped
-mv "$work"/* "$out"/
-mv "$tool.new" "$tool"
+# Moved, not overwritten: a run under way has the old ones mapped. The tool comes last: another build may be at the same, and who finds
+# it there goes on.
+for file in "$work"/*; do
+    [ "$file" = "$work/tool" ] || mv "$file" "$out"/
+done
+mv "$work/tool" "$tool"
