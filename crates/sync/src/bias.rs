@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 /// All readers publish themselves.
 const BIASED: u32 = 1 << 31;
-/// The thread whose number is [`READER`] has published itself, without a fence, and does so as long as there is no other mark.
+/// The thread whose number is [`READER`] may have published itself without a fence; beside [`BIASED`] it does so no more.
 const OWNED: u32 = 1 << 30;
 /// Number of the last reader, or of the owner.
 const READER: u32 = 0xffff;

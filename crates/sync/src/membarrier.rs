@@ -58,7 +58,7 @@ pub(crate) fn light() {
     fence(SeqCst);
 }
 
-/// A fence here, and in all threads that were [`is_ready`].
+/// A fence here, and in all other threads of the process.
 #[cold]
 #[inline(never)]
 pub(crate) fn in_all_threads() {

@@ -366,11 +366,9 @@ fn tries_to_write(model: fn() -> Model) {
         };
         {
             let _below = m.below.lock().unwrap();
-            let readers = m.readers(COMMITTER);
-            if readers.as_ref().is_some_and(|r| m.lines_of(*r).any(|l| l.has(LOCK))) {
-                m.bias.restore(readers.unwrap());
-            } else {
-                m.change();
+            match m.readers(COMMITTER) {
+                Some(readers) if m.lines_of(readers).any(|l| l.has(LOCK)) => m.bias.restore(readers),
+                _ => m.change(),
             }
         }
         m.write(COMMITTER);

@@ -243,11 +243,14 @@ impl VacatedNames {
     fn in_tables(&self, dir: InodeNo, name: &[u8], durable: impl Fn(DomainId, TxId) -> bool) -> VacatedList {
         // who left this name did so under a lock that the caller has, and made the table before
         let has_any = |s: &&Shard| s.dirs.has(bit(dir));
+        let (own, shared) = (self.known_shard(dir).filter(has_any), self.shared.get());
+        if own.is_none() && shared.is_none() {
+            return VacatedList::new();
+        }
         let name = self.hash(name);
-        let own = self.known_shard(dir).filter(has_any).map(|s| self.table_of(s, durable).get(dir, name));
-        let mut all = own.unwrap_or_default();
+        let mut all = own.map(|s| self.table_of(s, durable).get(dir, name)).unwrap_or_default();
         // which of both the directory was when they left may have changed since
-        if let Some(shared) = self.shared.get() {
+        if let Some(shared) = shared {
             let shard = Some(shared_shard(shared, dir, name)).filter(has_any);
             all.extend(shard.map(|s| s.table.lock().get(dir, name)).unwrap_or_default());
         }
