@@ -14,11 +14,14 @@
 //!   [`NEAR`], or the one that is under way began longer ago than [`HOLD`]. Else each sync of a thread that does one after the other
 //!   would find a wave before its flush, and that thread would sync as fast as waves go, however short its own requests are.
 //!
-//! Where no sync is under way nothing waits, and where none was lately nothing is cut. Batches that are not large, and reads, pass.
+//! Who writes a lot, syncs it, and does so again has syncs one after the other, too: they cut no waves of that thread.
+//!
+//! Where no sync is under way nothing waits, and where no other thread's was lately nothing is cut. Batches that are not large, and
+//! reads, pass.
 //! Does not promise an order between writes, nor anything of what other processes do.
 
 use braidfs_sync::device::Mutex;
-use braidfs_sync::{Condvar, rank};
+use braidfs_sync::{Condvar, rank, slots};
 use std::cell::RefCell;
 use std::io;
 use std::sync::Arc;
@@ -52,8 +55,8 @@ pub(crate) struct Throttle {
     ended: AtomicU64,
     /// When one began or ended last, ns since `opened` and [`LATELY`].
     last: AtomicU64,
-    /// Until when waves are short, in the same time.
-    until: AtomicU64,
+    /// The last two threads whose syncs came one after the other.
+    near: [Near; 2],
     /// Nanoseconds that a sync takes which finds nothing before it; 0: not known.
     least: AtomicU64,
     /// Bytes of a short wave.
@@ -67,6 +70,15 @@ pub(crate) struct Throttle {
     changed: Condvar,
 }
 
+/// A thread whose syncs came one after the other. Of two threads that note themselves at once one may be forgotten.
+#[derive(Debug)]
+struct Near {
+    /// Its number, [`slots::mine`].
+    who: AtomicUsize,
+    /// Until when waves of others are short for it, in the time of `last`.
+    until: AtomicU64,
+}
+
 impl Default for Throttle {
     fn default() -> Self {
         Self {
@@ -75,7 +87,7 @@ impl Default for Throttle {
             begun: AtomicU64::new(0),
             ended: AtomicU64::new(0),
             last: AtomicU64::new(0),
-            until: AtomicU64::new(0),
+            near: [const { Near { who: AtomicUsize::new(usize::MAX), until: AtomicU64::new(0) } }; 2],
             least: AtomicU64::new(0),
             piece: AtomicUsize::new(PIECE_BYTES / 4),
             theirs: AtomicU64::new(0),
@@ -97,7 +109,7 @@ impl Throttle {
         let now = self.now();
         let close = now.saturating_sub(self.last.swap(now, Relaxed)) < LATELY.as_nanos() as u64;
         if close {
-            self.until.store(now + LATELY.as_nanos() as u64, Relaxed);
+            self.note(now);
         }
         self.begun.fetch_add(1, SeqCst);
         SmallSync { of: Arc::clone(self), close, began: now }
@@ -110,10 +122,20 @@ impl Throttle {
         let (took, least) = (now.saturating_sub(began).max(1), self.least.load(Relaxed));
         self.least.store(if least == 0 { took } else { took.min(least + least / FORGETS + 1) }, Relaxed);
         if close {
-            self.until.store(now + LATELY.as_nanos() as u64, Relaxed);
+            self.note(now);
         }
         self.ended.fetch_add(1, SeqCst);
         self.wake();
+    }
+
+    /// This thread's syncs come one after the other: in the place of the one that did so longer ago, if it has none.
+    fn note(&self, now: u64) {
+        let (me, until) = (slots::mine(), |n: &&Near| n.until.load(Relaxed));
+        let own = self.near.iter().find(|n| n.who.load(Relaxed) == me);
+        if let Some(near) = own.or_else(|| self.near.iter().min_by_key(until)) {
+            near.who.store(me, Relaxed);
+            near.until.store(now + LATELY.as_nanos() as u64, Relaxed);
+        }
     }
 
     fn wake(&self) {
@@ -124,9 +146,11 @@ impl Throttle {
         }
     }
 
-    /// Whether waves are short now.
+    /// Whether waves of this thread are short now.
     fn is_on(&self) -> bool {
-        self.ended.load(SeqCst) < self.begun.load(SeqCst) || self.now() < self.until.load(Relaxed)
+        let (me, now) = (slots::mine(), self.now());
+        let near = |n: &Near| now < n.until.load(Relaxed) && n.who.load(Relaxed) != me;
+        self.ended.load(SeqCst) < self.begun.load(SeqCst) || self.near.iter().any(near)
     }
 
     /// Bytes that the next wave of a large batch should have, where it shall be short.
@@ -280,6 +304,17 @@ mod tests {
         Arc::new(Throttle { hold: Duration::from_secs(3600), ..Throttle::default() })
     }
 
+    /// This thread's syncs come one after the other, and that is not forgotten within the hour.
+    fn note_for_long(t: &Throttle) {
+        t.note(t.now() + 3_600_000_000_000);
+    }
+
+    /// The same of another thread. Its number may be that of the next thread that begins.
+    fn syncs_elsewhere(t: &Throttle) {
+        slots::mine();
+        thread::scope(|s| s.spawn(|| note_for_long(t)).join()).unwrap();
+    }
+
     fn until_one_waits(t: &Throttle) {
         while t.waiting.load(SeqCst) == 0 {
             thread::yield_now();
@@ -332,9 +367,7 @@ mod tests {
         let t = patient();
         let log = Arc::default();
         let ((batch_goes, batch), (sync_goes, sync)) = (Slow::of(&log), Slow::of(&log));
-        drop(t.sync());
-        drop(t.sync());
-        assert_eq!(t.short(), Some(PIECE_BYTES / 4), "they come one after the other");
+        note_for_long(&t);
         thread::scope(|s| {
             s.spawn(|| {
                 // (the receiver is this thread's)
@@ -380,6 +413,37 @@ mod tests {
     }
 
     #[test]
+    fn two_syncs_soon_after_another_come_one_after_the_other() {
+        let t = patient();
+        drop(t.sync());
+        assert!(t.near.iter().all(|n| n.who.load(Relaxed) == usize::MAX));
+        // (the machine may take its time between two)
+        while t.near.iter().all(|n| n.who.load(Relaxed) != slots::mine()) {
+            drop(t.sync());
+        }
+        assert_eq!(t.near.iter().filter(|n| n.who.load(Relaxed) == slots::mine()).count(), 1);
+    }
+
+    /// Who syncs what it wrote, again and again, is no other for itself, and does not have another forgotten.
+    #[test]
+    fn own_syncs_cut_no_own_waves() {
+        let t = patient();
+        (0..9).for_each(|_| note_for_long(&t));
+        assert_eq!(t.short(), None);
+        let of_another = || thread::scope(|s| s.spawn(|| t.short()).join()).unwrap();
+        assert_eq!(of_another(), Some(PIECE_BYTES / 4));
+        syncs_elsewhere(&t);
+        (0..9).for_each(|_| note_for_long(&t));
+        assert_eq!((t.short(), of_another()), (Some(PIECE_BYTES / 4), Some(PIECE_BYTES / 4)));
+        // one that is not over is for all
+        let alone = patient();
+        let under_way = alone.sync();
+        assert!(alone.short().is_some());
+        drop(under_way);
+        assert_eq!(alone.short(), None);
+    }
+
+    #[test]
     fn a_wave_waits_for_syncs_of_before_and_for_no_later_one() {
         let t = patient();
         let before = t.sync();
@@ -407,8 +471,7 @@ mod tests {
     #[test]
     fn waves_are_as_long_as_two_syncs() {
         let t = patient();
-        drop(t.sync());
-        drop(t.sync());
+        syncs_elsewhere(&t);
         t.least.store(100_000, Relaxed);
         let short = || t.short().unwrap();
         (0..9).for_each(|_| t.took(PIECE_MIN, Duration::from_micros(201)));
@@ -447,7 +510,7 @@ mod tests {
     fn half_of_the_time_is_the_syncs() {
         let t = patient();
         drop(t.sync());
-        drop(t.sync());
+        syncs_elsewhere(&t);
         t.took(PIECE_MIN, Duration::from_millis(4));
         let (turn, before) = (t.theirs.load(Relaxed), t.now());
         assert!(turn > before);
