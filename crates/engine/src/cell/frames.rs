@@ -23,11 +23,10 @@ pub mod pool;
 
 use crate::types::thread_slot;
 use braidfs_format::BLOCK_BYTES;
-use braidfs_sync::{ProcessMutex, fetch, rank};
+use braidfs_sync::{ProcessMutex, rank};
 use crossbeam::utils::CachePadded;
 use pool::{BATCH, Bytes, CHUNK, Free, Home, LIST_MAX, LISTS, List, Pool, count};
 use std::alloc::{Layout, handle_alloc_error};
-use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
@@ -42,21 +41,6 @@ const LAYOUT: Layout = match Layout::from_size_align(CHUNK, CHUNK) {
     Ok(l) => l,
     Err(_) => panic!("a chunk's size is a power of two"),
 };
-
-thread_local! {
-    /// Address of the bytes that this thread overwrote last.
-    static LAST: Cell<usize> = const { Cell::new(0) };
-}
-
-/// Asks for the lines of a block that will be overwritten, but where this thread overwrote it last: then they are near, and asking
-/// for 64 lines takes as long as a fifth of the copy.
-#[inline(always)]
-fn fetch_far(at: NonNull<Bytes>) {
-    let at = at.as_ptr();
-    if LAST.replace(at.addr()) != at.addr() {
-        fetch::to_change_at(at);
-    }
-}
 
 /// A buffer of a block. A clone shares the bytes; they are changed only where nobody shares them.
 pub struct Frame(NonNull<Bytes>);
@@ -85,12 +69,8 @@ impl Frame {
     }
     /// Takes this content; the bytes are other ones where they are shared.
     pub fn replace(&mut self, bytes: &Bytes) {
-        let at = self.0;
         match self.get_mut() {
-            Some(own) => {
-                fetch_far(at);
-                own.copy_from_slice(bytes);
-            }
+            Some(own) => own.copy_from_slice(bytes),
             None => *self = Self::copy_of(bytes, self.home()),
         }
     }
@@ -113,10 +93,6 @@ impl Frame {
     /// Where `bytes` do not fit (a bug of ours).
     pub unsafe fn write_locked(&self, offset: usize, bytes: &[u8]) {
         assert!(bytes.len() <= BLOCK_BYTES && offset <= BLOCK_BYTES - bytes.len());
-        if bytes.len() == BLOCK_BYTES {
-            // by themselves, stores to lines that are in no near cache wait for one after the other
-            fetch_far(self.0);
-        }
         // SAFETY: in the block, as was just checked; nobody else has to do with its bytes, says the caller. The source is
         // none of them for the same reason.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0.as_ptr().cast::<u8>().add(offset), bytes.len()) };
