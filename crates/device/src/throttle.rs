@@ -14,7 +14,8 @@
 //!   [`NEAR`], or the one that is under way began longer ago than [`HOLD`]. Else each sync of a thread that does one after the other
 //!   would find a wave before its flush, and that thread would sync as fast as waves go, however short its own requests are.
 //!
-//! Who writes a lot, syncs it, and does so again has syncs one after the other, too: they cut no waves of that thread.
+//! Who writes a lot, syncs it, and does so again has syncs one after the other, too: they cut no waves of that thread, and those
+//! are not among what all batches together have under way.
 //!
 //! Where no sync is under way nothing waits, and where no other thread's was lately nothing is cut. Batches that are not large, and
 //! reads, pass.
@@ -153,6 +154,13 @@ impl Throttle {
         self.ended.load(SeqCst) < self.begun.load(SeqCst) || self.near.iter().any(near)
     }
 
+    /// Whether waves are short now, but not those of this thread.
+    fn is_for_others_only(&self) -> bool {
+        let (me, now) = (slots::mine(), self.now());
+        let own = |n: &Near| now < n.until.load(Relaxed) && n.who.load(Relaxed) == me;
+        self.near.iter().any(own) && !self.is_on()
+    }
+
     /// Bytes that the next wave of a large batch should have, where it shall be short.
     pub(crate) fn short(&self) -> Option<usize> {
         self.is_on().then(|| self.piece.load(Relaxed))
@@ -214,8 +222,10 @@ impl Throttle {
             }
         }
         self.waiting.fetch_sub(1, SeqCst);
-        *under_way += bytes;
-        Wave { of: self, bytes, began: Instant::now() }
+        // else whoever is held for this thread's syncs would wait for its long waves, too
+        let counted = if self.is_for_others_only() { 0 } else { bytes };
+        *under_way += counted;
+        Wave { of: self, bytes, counted, began: Instant::now() }
     }
 }
 
@@ -238,13 +248,15 @@ impl Drop for SmallSync {
 pub(crate) struct Wave<'a> {
     of: &'a Throttle,
     bytes: usize,
+    /// Those of them that are among the bytes under way.
+    counted: usize,
     began: Instant,
 }
 
 impl Drop for Wave<'_> {
     fn drop(&mut self) {
         self.of.took(self.bytes, self.began.elapsed());
-        *self.of.under_way.lock() -= self.bytes;
+        *self.of.under_way.lock() -= self.counted;
         self.of.wake();
     }
 }
@@ -441,6 +453,18 @@ mod tests {
         assert!(alone.short().is_some());
         drop(under_way);
         assert_eq!(alone.short(), None);
+    }
+
+    /// Somebody else's pieces do not wait until the long waves of a thread are over that syncs what it writes.
+    #[test]
+    fn long_waves_of_who_syncs_hold_nobody() {
+        let t = patient();
+        note_for_long(&t);
+        let long = t.enter(32 << 20);
+        thread::scope(|s| s.spawn(|| drop(t.enter(t.short().unwrap()))).join()).unwrap();
+        assert_eq!(*t.under_way.lock(), 0);
+        drop(long);
+        assert_eq!(*t.under_way.lock(), 0);
     }
 
     #[test]
