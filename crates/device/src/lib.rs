@@ -42,9 +42,17 @@ pub use sparse::SparseDevice;
 pub use trace::{BlockContent, TraceDevice};
 
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Bytes of a block.
 pub const BLOCK_BYTES: usize = 4096;
+
+/// A number of this thread alone: no later one gets it.
+pub(crate) fn thread_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    thread_local!(static NUMBER: u64 = NEXT.fetch_add(1, Relaxed));
+    NUMBER.with(|n| *n)
+}
 
 /// One write of a batch: whole blocks from `block` on, gathered from `bufs` (each a multiple of 4096 bytes).
 #[derive(Debug, Clone)]

@@ -6,13 +6,12 @@
 //! caller chooses. Writes to one block reach the disk in the order of the log. Lock order: log, memory chunk;
 //! the checkpoints are a leaf of their own.
 
-use crate::{BLOCK_BYTES, Device, Image, MemDevice, WriteOp, check_discard, check_ops};
+use crate::{BLOCK_BYTES, Device, Image, MemDevice, WriteOp, check_discard, check_ops, thread_number};
 use braidfs_sync::device::Mutex;
 use braidfs_sync::rank;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes that a disk writes whole or not at all.
 pub const SECTOR_BYTES: usize = 512;
@@ -255,13 +254,6 @@ fn apply(image: &mut Image, event: &Event, keep: Keep) {
         }
         Event::Flush { .. } => {}
     }
-}
-
-/// A small number for this thread.
-fn thread_number() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    thread_local!(static NUMBER: u64 = NEXT.fetch_add(1, Ordering::Relaxed));
-    NUMBER.with(|n| *n)
 }
 
 impl Device for RecordDevice {

@@ -17,12 +17,12 @@
 //! Who writes a lot, syncs it, and does so again has syncs one after the other, too: they cut no waves of that thread, and those
 //! are not among what all batches together have under way.
 //!
-//! Where no sync is under way nothing waits, and where no other thread's was lately nothing is cut. Batches that are not large, and
-//! reads, pass.
-//! Does not promise an order between writes, nor anything of what other processes do.
+//! Where no sync is under way nothing waits, and where moreover no other thread's came lately nothing is cut. Batches that are not
+//! large, and reads, pass. Does not promise an order between writes, nor anything of what other processes do.
 
+use crate::thread_number;
 use braidfs_sync::device::Mutex;
-use braidfs_sync::{Condvar, rank, slots};
+use braidfs_sync::{Condvar, rank};
 use std::cell::RefCell;
 use std::io;
 use std::sync::Arc;
@@ -74,8 +74,8 @@ pub(crate) struct Throttle {
 /// A thread whose syncs came one after the other. Of two threads that note themselves at once one may be forgotten.
 #[derive(Debug)]
 struct Near {
-    /// Its number, [`slots::mine`].
-    who: AtomicUsize,
+    /// Its [`thread_number`].
+    who: AtomicU64,
     /// Until when waves of others are short for it, in the time of `last`.
     until: AtomicU64,
 }
@@ -88,7 +88,7 @@ impl Default for Throttle {
             begun: AtomicU64::new(0),
             ended: AtomicU64::new(0),
             last: AtomicU64::new(0),
-            near: [const { Near { who: AtomicUsize::new(usize::MAX), until: AtomicU64::new(0) } }; 2],
+            near: [const { Near { who: AtomicU64::new(u64::MAX), until: AtomicU64::new(0) } }; 2],
             least: AtomicU64::new(0),
             piece: AtomicUsize::new(PIECE_BYTES / 4),
             theirs: AtomicU64::new(0),
@@ -131,7 +131,7 @@ impl Throttle {
 
     /// This thread's syncs come one after the other: in the place of the one that did so longer ago, if it has none.
     fn note(&self, now: u64) {
-        let (me, until) = (slots::mine(), |n: &&Near| n.until.load(Relaxed));
+        let (me, until) = (thread_number(), |n: &&Near| n.until.load(Relaxed));
         let own = self.near.iter().find(|n| n.who.load(Relaxed) == me);
         if let Some(near) = own.or_else(|| self.near.iter().min_by_key(until)) {
             near.who.store(me, Relaxed);
@@ -147,18 +147,22 @@ impl Throttle {
         }
     }
 
+    /// Whether syncs came one after the other lately, of a thread with such a number.
+    fn was_near(&self, is_one: impl Fn(u64) -> bool) -> bool {
+        let now = self.now();
+        self.near.iter().any(|n| now < n.until.load(Relaxed) && is_one(n.who.load(Relaxed)))
+    }
+
     /// Whether waves of this thread are short now.
     fn is_on(&self) -> bool {
-        let (me, now) = (slots::mine(), self.now());
-        let near = |n: &Near| now < n.until.load(Relaxed) && n.who.load(Relaxed) != me;
-        self.ended.load(SeqCst) < self.begun.load(SeqCst) || self.near.iter().any(near)
+        let me = thread_number();
+        self.ended.load(SeqCst) < self.begun.load(SeqCst) || self.was_near(|who| who != me)
     }
 
     /// Whether waves are short now, but not those of this thread.
     fn is_for_others_only(&self) -> bool {
-        let (me, now) = (slots::mine(), self.now());
-        let own = |n: &Near| now < n.until.load(Relaxed) && n.who.load(Relaxed) == me;
-        self.near.iter().any(own) && !self.is_on()
+        let me = thread_number();
+        self.was_near(|who| who == me) && !self.is_on()
     }
 
     /// Bytes that the next wave of a large batch should have, where it shall be short.
@@ -321,9 +325,8 @@ mod tests {
         t.note(t.now() + 3_600_000_000_000);
     }
 
-    /// The same of another thread. Its number may be that of the next thread that begins.
+    /// The same of another thread.
     fn syncs_elsewhere(t: &Throttle) {
-        slots::mine();
         thread::scope(|s| s.spawn(|| note_for_long(t)).join()).unwrap();
     }
 
@@ -428,12 +431,12 @@ mod tests {
     fn two_syncs_soon_after_another_come_one_after_the_other() {
         let t = patient();
         drop(t.sync());
-        assert!(t.near.iter().all(|n| n.who.load(Relaxed) == usize::MAX));
+        assert!(t.near.iter().all(|n| n.who.load(Relaxed) == u64::MAX));
         // (the machine may take its time between two)
-        while t.near.iter().all(|n| n.who.load(Relaxed) != slots::mine()) {
+        while t.near.iter().all(|n| n.who.load(Relaxed) != thread_number()) {
             drop(t.sync());
         }
-        assert_eq!(t.near.iter().filter(|n| n.who.load(Relaxed) == slots::mine()).count(), 1);
+        assert_eq!(t.near.iter().filter(|n| n.who.load(Relaxed) == thread_number()).count(), 1);
     }
 
     /// Who syncs what it wrote, again and again, is no other for itself, and does not have another forgotten.
