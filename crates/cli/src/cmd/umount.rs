@@ -106,7 +106,7 @@ fn detach(target: &Path, args: &Args) -> Result<(), Failure> {
     flags.set(UnmountFlags::DETACH, args.lazy);
     flags.set(UnmountFlags::FORCE, args.force);
     // the server of a tenant that was unmounted a moment ago still has a directory of the volume open, for a moment
-    let (mut tries, mut done) = (20, unmount(target, flags));
+    let (mut tries, mut done) = (50, unmount(target, flags));
     while done == Err(Errno::BUSY) && tries > 0 && tenants_of(target).is_empty() {
         std::thread::sleep(Duration::from_millis(20));
         (tries, done) = (tries - 1, unmount(target, flags));
