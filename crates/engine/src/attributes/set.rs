@@ -41,11 +41,11 @@ impl Volume {
         if set.flags.is_some_and(|f| f & (IMMUTABLE | APPEND) != 0) {
             self.note_guarded()?;
         }
-        self.set_all(&c, set).inspect_err(|_| {
-            if set.size.is_some() {
-                i.give_back_surplus(&c);
-            }
-        })
+        let done = self.set_all(&c, set);
+        if done.is_err() && set.size.is_some() {
+            i.give_back_surplus(&c);
+        }
+        done
     }
 
     /// [`Self::setattr`] of mode and times of an inode that the running transaction will write anyway, of the generation meant:
@@ -66,11 +66,14 @@ impl Volume {
         }
     }
 
+    /// Apart from [`Self::setattr`], so that the attributes come to where they are wanted, and are not moved there.
+    #[inline(never)]
     fn set_all(&self, c: &Arc<Cell>, set: &SetAttr) -> Result<Attr> {
         let i = self.mounted();
         let mut attempt = 0;
         loop {
-            let mut op = Op::begin(i, &[c.domain], 2, true)?;
+            let mut op = Op::new(i);
+            op.begin(&[c.domain], 2, true)?;
             let mut st = c.state.write();
             if st.deleted {
                 return Err(Error::NotFound);
@@ -236,14 +239,11 @@ fn set_times(st: &mut State, set: &SetAttr, now: Timestamp) {
     }
 }
 
-/// Of a change the times alone.
-fn times_of(set: &SetAttr) -> SetAttr {
-    SetAttr { atime: set.atime, mtime: set.mtime, ctime: set.ctime, ..SetAttr::default() }
-}
-
 /// Whether nothing but times is set.
 fn only_times(set: &SetAttr) -> bool {
-    SetAttr { accepted: false, ..*set } == times_of(set)
+    let SetAttr { mode, uid, gid, size, flags, kill_suid, atime: _, mtime: _, ctime: _, accepted: _, later: () } = *set;
+    let all = mode.is_none() && uid.is_none() && gid.is_none() && size.is_none() && flags.is_none();
+    all && !kill_suid
 }
 
 /// Whether the inode's flags let it change so. Flags themselves are for the front end to guard.

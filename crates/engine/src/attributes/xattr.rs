@@ -93,7 +93,8 @@ impl Volume {
         if value.len() > XATTR_BYTES_MAX {
             return Err(Error::ArgTooLong);
         }
-        let mut op = Op::begin(i, &[c.domain], 2 + (value.len() / 4096) as u64 + 16, false)?;
+        let mut op = Op::new(i);
+        op.begin(&[c.domain], 2 + (value.len() / 4096) as u64 + 16, false)?;
         let mut st = c.state.write();
         if st.deleted {
             return Err(Error::NotFound);
@@ -182,7 +183,8 @@ impl Volume {
                 return if forced { Err(Error::NoAttr) } else { check_changeable(&st).and(Err(Error::NoAttr)) };
             }
         }
-        let mut op = Op::begin(i, &[c.domain], 1, true)?;
+        let mut op = Op::new(i);
+        op.begin(&[c.domain], 1, true)?;
         let mut st = c.state.write();
         if st.deleted {
             return Err(Error::NotFound);

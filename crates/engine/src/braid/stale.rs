@@ -100,7 +100,8 @@ impl MountedVolume {
 
     /// Makes an entry again that is missing, if it still is.
     fn relink(&self, c: &Arc<Cell>, dir: &Arc<Cell>, name: &[u8]) -> Result<Relinked> {
-        let mut op = Op::begin(self, &[dir.domain, c.domain], 4, true)?;
+        let mut op = Op::new(self);
+        op.begin(&[dir.domain, c.domain], 4, true)?;
         let mut dst = dir.state.write();
         if dst.deleted || dst.nlink == 0 {
             return Ok(Relinked::Needless);
@@ -151,7 +152,8 @@ impl MountedVolume {
         }
         let mut n = 0;
         while let Some(e) = suspects.pop() {
-            let mut op = Op::begin(self, &[dir.domain], 2, true)?;
+            let mut op = Op::new(self);
+            op.begin(&[dir.domain], 2, true)?;
             let mut st = dir.state.write();
             let still = self.find_entry(&dir, &mut st, &e.name)?;
             if still.is_none_or(|s| s.inode != InodeRef::from(&e)) {

@@ -25,6 +25,7 @@ use crate::lazy::Empty;
 use braidfs_format::inode::{EXTENT_MAX, Extent, LBLK_MAX, LEAF_REFS_MAX, LeafRef};
 use braidfs_format::node::PAYLOAD_MAX;
 use braidfs_format::{BlockAddr, Corrupt, NodeId};
+use smallvec::SmallVec;
 use std::collections::{BTreeMap, HashSet};
 use steps::visit;
 
@@ -109,6 +110,9 @@ struct IndexNode {
     /// Empty: never written, or to be written anew.
     written: Vec<LeafRef>,
 }
+
+/// Runs of blocks, by the first and their number: mostly one or two.
+pub type Runs = SmallVec<[(BlockAddr, u32); 2]>;
 
 /// Logical blocks to disk runs; see the module.
 #[derive(Debug, Clone)]
@@ -211,7 +215,7 @@ impl ExtentMap {
     /// From the extents of an inode record (as `decode_extents` gives them: rising, without overlaps).
     pub fn from_inline(extents: Vec<Extent>) -> Self {
         let mut m = Self::new();
-        let mut freed = Vec::new();
+        let mut freed = Runs::new();
         for e in extents {
             m.insert(e, &mut freed);
         }
@@ -375,7 +379,7 @@ impl ExtentMap {
     ///
     /// # Panics
     /// Where `e` is no extent that the format can hold (a bug of ours).
-    pub fn insert(&mut self, e: Extent, freed: &mut Vec<(BlockAddr, u32)>) {
+    pub fn insert(&mut self, e: Extent, freed: &mut Runs) {
         assert!(e.len > 0 && e.len <= EXTENT_MAX && e.lblk <= LBLK_MAX && e.end() <= LBLK_MAX + 1, "bad extent {e:?}");
         assert!(e.sums.as_ref().is_none_or(|s| s.len() == e.len as usize), "{} blocks, other sums", e.len);
         let (lblk, end) = (e.lblk, e.end());
@@ -401,15 +405,31 @@ impl ExtentMap {
     }
 
     /// Unmaps `[from, to)`; its runs go to `freed`.
-    pub fn remove(&mut self, from: u64, to: u64, freed: &mut Vec<(BlockAddr, u32)>) {
-        self.cut_out(from, to, freed);
-        self.merge_small(from);
+    pub fn remove(&mut self, from: u64, to: u64, freed: &mut Runs) {
+        if !self.shorten(from, to, freed) {
+            self.cut_out(from, to, freed);
+            self.merge_small(from);
+        }
+    }
+
+    /// The short way of [`Self::remove`], for the tail of the last extent: a file is truncated. False where it is not that.
+    fn shorten(&mut self, from: u64, to: u64, freed: &mut Runs) -> bool {
+        let Some((&first, leaf)) = self.leaves.iter_mut().next_back() else { return false };
+        // checksums are cut, too, and then the leaf is smaller
+        let is_tail = |e: &&mut Extent| e.lblk < from && from < e.end() && e.end() <= to && e.sums.is_none();
+        let Some(last) = leaf.extents.last_mut().filter(is_tail) else { return false };
+        let stays = (from - last.lblk) as u32;
+        freed.push((BlockAddr(last.addr.0 + u64::from(stays)), last.len - stays));
+        self.blocks -= u64::from(last.len - stays);
+        last.len = stays;
+        leaf.mark(first, &mut self.dirty);
+        true
     }
 
     /// Turns the unwritten parts of `[from, to)` into written ones, without checksums.
     pub fn mark_written(&mut self, from: u64, to: u64) {
         let mut at = from;
-        let mut same = Vec::new();
+        let mut same = Runs::new();
         while let Some(p) = self.next_from(at).filter(|p| p.lblk < to) {
             let len = (u64::from(p.len)).min(to - p.lblk) as u32;
             at = p.lblk + u64::from(len);
@@ -550,7 +570,7 @@ impl ExtentMap {
 
     /// The short way of [`Self::insert`], for what replaces one extent and neither joins nor cuts. Gives `e` back
     /// where it is not that.
-    fn swap(&mut self, e: Extent, freed: &mut Vec<(BlockAddr, u32)>) -> Option<Extent> {
+    fn swap(&mut self, e: Extent, freed: &mut Runs) -> Option<Extent> {
         let Some((first, leaf)) = self.leaf_at(e.lblk) else { return Some(e) };
         let at = leaf.after(e.lblk);
         let same = |o: &Extent| (o.lblk, o.len, o.sums.is_some()) == (e.lblk, e.len, e.sums.is_some());
@@ -658,7 +678,7 @@ impl ExtentMap {
     }
 
     /// Takes `[from, to)` out and drops the leaves that become empty.
-    fn cut_out(&mut self, from: u64, to: u64, freed: &mut Vec<(BlockAddr, u32)>) {
+    fn cut_out(&mut self, from: u64, to: u64, freed: &mut Runs) {
         if from >= to || self.leaves.is_empty() {
             return;
         }

@@ -139,7 +139,10 @@ impl Clone for Frame {
 
 impl Drop for Frame {
     fn drop(&mut self) {
-        if count(self.0).fetch_sub(1, Release) == 1 {
+        // The only reference, of which none can be made meanwhile: there is nothing to count.
+        if self.is_alone() {
+            give(self.0);
+        } else if count(self.0).fetch_sub(1, Release) == 1 {
             // what others did with the bytes comes before the next owner's writes
             fence(Acquire);
             give(self.0);

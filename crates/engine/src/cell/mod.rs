@@ -264,6 +264,7 @@ impl Cell {
         self.inode() == inode
     }
     /// What `stat` tells, from the state that the caller has locked.
+    #[inline]
     pub fn attr(&self, st: &State) -> Attr {
         let (mtime, ctime) = st.change_times();
         Attr {

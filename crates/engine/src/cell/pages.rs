@@ -6,7 +6,7 @@
 //!
 //! Invariants
 //! - A dirty page is never evicted, and never replaced by what a reader brings from disk. Nor is one evicted that is shared.
-//! - A bit of `dirty` is set for a cached page only; `pages` and `dirty` are the numbers over all groups.
+//! - A bit of `cached` is set where there is a page, one of `dirty` for a cached page only; `pages` and `dirty` are the numbers over all groups.
 //! - A group has locks of its pages ([`shared`]) only while a page of it is dirty; bytes and clones of pages are handed out
 //!   with the map borrowed alone, or by a view ([`shared`]).
 //!
@@ -100,10 +100,11 @@ impl std::fmt::Debug for Page {
 /// Pages of a group.
 const GROUP: u64 = PAGES as u64;
 
-/// The pages of 64 consecutive blocks, and a bit for each: dirty, and used since the evictor last came by.
+/// The pages of 64 consecutive blocks, and a bit for each: there, dirty, and used since the evictor last came by.
 #[derive(Debug)]
 struct Group {
     pages: [Option<Page>; GROUP as usize],
+    cached: u64,
     dirty: u64,
     hot: AtomicU64,
     locks: Option<Box<Locks>>,
@@ -112,7 +113,7 @@ struct Group {
 impl Group {
     fn new() -> Box<Self> {
         let pages = [const { None }; GROUP as usize];
-        Box::new(Self { pages, dirty: 0, hot: AtomicU64::new(0), locks: None })
+        Box::new(Self { pages, cached: 0, dirty: 0, hot: AtomicU64::new(0), locks: None })
     }
     /// Marks pages clean; how many of them were dirty. With the last dirty page the locks go, which `unshared` counts.
     fn clean(&mut self, mask: u64, unshared: &mut u32) -> usize {
@@ -124,7 +125,18 @@ impl Group {
         gone.count_ones() as usize
     }
     fn is_empty(&self) -> bool {
-        self.pages.iter().all(Option::is_none)
+        debug_assert!(self.pages.iter().enumerate().all(|(i, p)| p.is_some() == (self.cached >> i & 1 == 1)));
+        self.cached == 0
+    }
+    /// Puts a page in its place; what was there.
+    fn put(&mut self, i: usize, page: Page) -> Option<Page> {
+        self.cached |= 1 << i;
+        self.pages[i].replace(page)
+    }
+    /// Takes a page away.
+    fn take(&mut self, i: usize) -> Option<Page> {
+        self.cached &= !(1 << i);
+        self.pages[i].take()
     }
     /// Marks a page used and dirty; whether it was clean.
     fn make_dirty(&mut self, i: usize) -> bool {
@@ -345,10 +357,10 @@ impl PageMap {
     /// the page was taken.
     pub fn insert_clean(&mut self, lblk: u64, page: Page) -> bool {
         let (g, i) = place(lblk);
-        let slot = &mut self.groups.entry(g).pages[i];
-        let taken = slot.is_none();
+        let group = self.groups.entry(g);
+        let taken = group.pages[i].is_none();
         if taken {
-            *slot = Some(page);
+            group.put(i, page);
             self.pages += 1;
         }
         taken
@@ -358,7 +370,7 @@ impl PageMap {
     pub fn put_dirty(&mut self, lblk: u64, page: Page) -> bool {
         let (g, i) = place(lblk);
         let group = self.groups.entry(g);
-        self.pages += usize::from(group.pages[i].replace(page).is_none());
+        self.pages += usize::from(group.put(i, page).is_none());
         let was_clean = group.make_dirty(i);
         self.dirty += usize::from(was_clean);
         was_clean
@@ -447,8 +459,8 @@ impl PageMap {
             let gone = mask(g, from, to);
             self.dirty -= group.clean(gone, &mut unshared);
             *group.hot.get_mut() &= !gone;
-            for i in bits(gone) {
-                self.pages -= usize::from(group.pages[i as usize].take().is_some());
+            for i in bits(gone & group.cached) {
+                self.pages -= usize::from(group.take(i as usize).is_some());
             }
             if group.is_empty() {
                 empty.push(g);
@@ -466,8 +478,8 @@ impl PageMap {
     pub fn shift(&mut self, from: u64, to: u64) {
         let mut moved = Vec::new();
         for (g, group) in self.groups.range_mut(from / GROUP, u64::MAX) {
-            for i in bits(mask(g, from, u64::MAX)) {
-                if let Some(page) = group.pages[i as usize].take() {
+            for i in bits(mask(g, from, u64::MAX) & group.cached) {
+                if let Some(page) = group.take(i as usize) {
                     moved.push((g * GROUP + i, page, group.dirty >> i & 1 == 1));
                 }
             }
@@ -493,7 +505,7 @@ impl PageMap {
         if group.dirty >> i & 1 == 1 || !group.pages[i].as_ref().is_some_and(|p| p.same(page)) {
             return false;
         }
-        group.pages[i] = None;
+        group.take(i);
         if group.is_empty() {
             self.groups.remove(g);
         }
@@ -515,22 +527,19 @@ impl PageMap {
                 continue;
             }
             for (g, group) in self.groups.range_mut(from / GROUP, to.div_ceil(GROUP)) {
-                for i in bits(mask(g, from, to)) {
+                for i in bits(mask(g, from, to) & group.cached) {
                     if gone == max_pages {
                         break;
                     }
-                    let (slot, bit) = (&mut group.pages[i as usize], 1 << i);
-                    if slot.is_none() {
-                        continue;
-                    }
+                    let bit = 1 << i;
                     self.hand = g * GROUP + i + 1;
                     let hot = group.hot.get_mut();
                     if group.dirty & bit == 0 && *hot & bit == 0 {
                         // of no use: its memory stays with who has it pinned
-                        if slot.as_ref().is_some_and(|p| !p.is_alone()) {
+                        if group.pages[i as usize].as_ref().is_some_and(|p| !p.is_alone()) {
                             continue;
                         }
-                        *slot = None;
+                        group.take(i as usize);
                         gone += 1;
                     } else if group.dirty & bit == 0 {
                         *hot &= !bit;

@@ -73,6 +73,7 @@ impl Domain {
     ///
     /// # Errors
     /// [`Self::check_writable`].
+    #[inline(always)]
     pub fn enter(&self) -> Result<Enter<'_>> {
         loop {
             self.check_writable()?;
@@ -153,27 +154,25 @@ impl Domain {
 /// Domains that were entered: mostly one or two.
 pub type Enters<'a> = smallvec::SmallVec<[Enter<'a>; 2]>;
 
-/// Enters several domains at once, in the order of their numbers (the gate's rank).
+/// Enters several domains at once, in the order of their numbers (the gate's rank), and adds them to `entered`, which has
+/// none.
 ///
 /// # Errors
 /// As [`Domain::enter`].
-pub fn enter_all<'a>(domains: &[&'a Domain]) -> Result<Enters<'a>> {
-    if let [one] = domains {
-        return Ok(smallvec::smallvec![one.enter()?]);
-    }
+pub fn enter_all<'a>(domains: &[&'a Domain], entered: &mut Enters<'a>) -> Result<()> {
+    debug_assert!(entered.is_empty());
     'again: loop {
-        let mut out = Enters::new();
         for (i, d) in domains.iter().enumerate() {
             debug_assert!(i == 0 || domains[i - 1].id < d.id);
             if i > 0 && d.needs_room() {
                 // never wait for a commit with another gate held
-                drop(out);
+                entered.clear();
                 d.make_room_to_enter()?;
                 continue 'again;
             }
-            out.push(if i == 0 { d.enter()? } else { d.enter_unthrottled()? });
+            entered.push(if i == 0 { d.enter()? } else { d.enter_unthrottled()? });
         }
-        return Ok(out);
+        return Ok(());
     }
 }
 

@@ -5,6 +5,7 @@ pub(super) mod newest;
 
 use super::recovered::{Forward, Forwarded};
 use super::{Domain, Enter};
+use crate::cell::extents::Runs;
 use crate::cell::record::cell_of;
 use crate::cell::{Body, Cell, FileBody};
 use crate::error::{Error, Result};
@@ -59,8 +60,8 @@ impl Domain {
             self.take_new_blocks(e, cell.ino, f, &mut replaced.blocks)?;
             f.map.all_dirty();
         }
-        let runs: Vec<(BlockAddr, u32)> = replaced.blocks.iter().map(|b| (BlockAddr(*b), 1)).collect();
-        self.free_runs(e.tx(), runs);
+        let mut runs: Runs = replaced.blocks.iter().map(|b| (BlockAddr(*b), 1)).collect();
+        self.free_runs(e.tx(), &mut runs);
         self.touch(e.tx(), &cell, &mut st)?;
         // the state is the record's: whoever waits for a later version of this inode must not take it for that
         st.durability.recovery_keeps_version(version);

@@ -6,7 +6,7 @@ use super::out::{Out, Payload};
 use super::tx::Tx;
 use crate::braid::durability::Durability;
 use crate::budget::requests_of;
-use crate::cell::extents::Piece;
+use crate::cell::extents::{Piece, Runs};
 use crate::cell::pages::Page;
 use crate::cell::{Body, Cell, FileBody, State, dir};
 use crate::error::{Error, Result};
@@ -113,7 +113,7 @@ impl Domain {
     }
 
     /// Blocks are no longer used from `tx` on.
-    pub fn free_runs(&self, tx: &Tx, mut runs: Vec<(BlockAddr, u32)>) {
+    pub fn free_runs(&self, tx: &Tx, runs: &mut Runs) {
         // what was written here and there in a file often lies together on the device
         runs.sort_unstable();
         runs.dedup_by(|next, last| {
@@ -346,12 +346,12 @@ impl Domain {
             (self.shared.data_sums && !flush.nocow).then(|| placed.iter().map(|p| crc32c::crc32c(p.bytes())).collect());
         let Class { kind, temperature } = class;
         tx.record(Record::Alloc { addr: run.addr, len: run.len, kind, temperature, owner: cell.ino, lblk });
-        let mut freed = Vec::new();
+        let mut freed = Runs::new();
         f.map.insert(Extent { lblk, addr: run.addr, len: run.len, unwritten: false, sums }, &mut freed);
         if !(f.cold && planted(Bug::MoveForgotten)) {
             durability.operation_changes_inode(tx.id);
         }
-        self.free_runs(tx, freed);
+        self.free_runs(tx, &mut freed);
         if flush.nocow {
             // the next write of these pages goes to the same place, perhaps by another thread
             flush.now.push((run.addr, placed.to_vec()));
@@ -410,7 +410,7 @@ impl Domain {
             dir::DirWrite::Inline(_, dropped) => (Vec::new(), dropped),
             dir::DirWrite::Buckets { write, dropped } => (write, dropped),
         };
-        let mut freed = Vec::new();
+        let mut freed = Runs::new();
         for lblk in dropped {
             map.remove(lblk, lblk + 1, &mut freed);
         }
@@ -431,7 +431,7 @@ impl Domain {
             out.bytes += block.len();
             out.writes.push((addr, Payload::Bucket(block)));
         }
-        self.free_runs(tx, freed);
+        self.free_runs(tx, &mut freed);
         if let Body::Dir(d) = &st.body
             && !d.index.is_inline()
         {

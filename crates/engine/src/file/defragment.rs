@@ -87,7 +87,8 @@ impl MountedVolume {
     /// Makes the blocks of one window dirty, if they are still worth it, and adds how many these are to `moved`.
     fn move_window(&self, c: &Arc<Cell>, window: u64, moved: &mut u64) -> Result<()> {
         let d = self.dom(c.domain);
-        let mut op = Op::begin_again(self, d.id, WINDOW_BLOCKS)?;
+        let mut op = Op::new(self);
+        op.begin_again(d.id, WINDOW_BLOCKS)?;
         let mut st = c.state.write();
         if st.deleted || stays(d, &st) || !pieces(&file_of(c, &st)?.map, window, window + WINDOW).are_short() {
             return Ok(());

@@ -5,6 +5,7 @@
 
 use super::shift::Shift;
 use super::{PAGE, SIZE_MAX};
+use crate::cell::extents::Runs;
 use crate::cell::{Body, Cell, FileBody, State};
 use crate::error::{Error, Result};
 use crate::quota::Charge;
@@ -112,7 +113,7 @@ impl MountedVolume {
                 });
                 f.map.insert(
                     Extent { lblk: at, addr: run.addr, len: run.len, unwritten: true, sums: None },
-                    &mut Vec::new(),
+                    &mut Runs::new(),
                 );
                 at += u64::from(run.len);
             }
@@ -190,7 +191,8 @@ impl MountedVolume {
         let zeroing = !matches!(mode, FallocMode::Allocate { .. });
         let (mut op, mut st) = loop {
             // what needs new room asks for it below
-            let op = Op::begin(self, &[c.domain], 4, true)?;
+            let mut op = Op::new(self);
+            op.begin(&[c.domain], 4, true)?;
             let st = c.state.write();
             if !zeroing || op.expect_frees(c, &st) {
                 break (op, st);

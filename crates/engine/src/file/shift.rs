@@ -5,6 +5,7 @@
 //! many extents is refused rather than moved in pieces that other processes, or a crash, would show.
 
 use super::{PAGE, SIZE_MAX};
+use crate::cell::extents::Runs;
 use crate::cell::{Body, Cell, FileBody, State};
 use crate::domain::serialise::writes_in_place;
 use crate::error::{Error, Result};
@@ -140,7 +141,8 @@ impl MountedVolume {
         let expected = cost(&c.state.read());
         // what frees blocks works on a full volume
         let essential = matches!(shift, Shift::Collapse(_)) && expected.nodes <= 8;
-        let mut op = Op::begin(self, &[c.domain], 4 + expected.nodes as u64, essential)?;
+        let mut op = Op::new(self);
+        op.begin(&[c.domain], 4 + expected.nodes as u64, essential)?;
         let mut st = c.state.write();
         if st.deleted {
             return Err(Error::NotFound);
@@ -219,7 +221,7 @@ impl MountedVolume {
         let from = shift.from();
         let moved: Vec<Extent> = f.map.iter().filter(|e| e.end() > from).map(|e| rest(e, from)).collect();
         // they only change their places: nothing is freed
-        let mut same = Vec::new();
+        let mut same = Runs::new();
         f.map.remove(from, LBLK_MAX + 1, &mut same);
         op.tx(c.domain).record_again(moved.iter().map(|e| Record::Alloc {
             addr: e.addr,

@@ -1,6 +1,7 @@
 //! Truncating, extending, and what both share with punching: pages and blocks of a range go.
 
 use super::{PAGE, SIZE_MAX};
+use crate::cell::extents::Runs;
 use crate::cell::{Body, Cell, FileBody, State};
 use crate::error::{Error, Result};
 use crate::quota::Charge;
@@ -98,11 +99,11 @@ impl MountedVolume {
         let before = f.pages.len();
         let dirty = f.pages.remove_range(blocks.start, blocks.end);
         self.dom(c.domain).memory.remove(before - f.pages.len(), dirty);
-        let mut freed = Vec::new();
+        let mut freed = Runs::new();
         if let Some(map) = f.map.there() {
             map.remove(blocks.start, blocks.end, &mut freed);
         }
-        self.dom(c.domain).free_runs(op.tx(c.domain), freed);
+        self.dom(c.domain).free_runs(op.tx(c.domain), &mut freed);
     }
 
     /// Gives back what an operation had reserved that did not come to use it.

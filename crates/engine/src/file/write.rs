@@ -192,7 +192,8 @@ impl MountedVolume {
         }
         let d = self.dom(c.domain);
         // overwriting works on a full volume; what needs new room asks for it below
-        let mut op = Op::begin(self, &[c.domain], METADATA_OF_WRITE, true)?;
+        let mut op = Op::new(self);
+        op.begin(&[c.domain], METADATA_OF_WRITE, true)?;
         let mut st = c.state.write();
         let offset = at.checked_offset(&st)?;
         op.write_out_older(c, &mut st)?;

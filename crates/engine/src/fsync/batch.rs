@@ -62,7 +62,9 @@ impl MountedVolume {
         ids.dedup();
         let doms: SmallVec<[&Domain; 4]> = ids.iter().map(|d| &**self.dom(*d)).collect();
         let enters = if may_wait {
-            enter_all(&doms)?
+            let mut enters = Enters::new();
+            enter_all(&doms, &mut enters)?;
+            enters
         } else {
             let Some(enters) = try_enter_all(&doms)? else { return Ok(Gathered::Commit) };
             enters

@@ -85,7 +85,10 @@ impl MountedVolume {
     /// Splits a full bucket of a directory that several threads change, and others that nearly are, so that who has it for
     /// itself for that has it seldom. Where there are not so many blocks, one operation after the other splits what it must.
     fn split_beside(&self, d: &Cell, hash: u64) -> Result<()> {
-        let Some(mut op) = Op::begin_if_room(self, d.domain, SPLIT_BLOCKS)? else { return Ok(()) };
+        let mut op = Op::new(self);
+        if !op.begin_if_room(d.domain, SPLIT_BLOCKS)? {
+            return Ok(());
+        }
         let mut st = d.state.write();
         if st.shared_in(op.tx(d.domain).id).is_none() {
             return Ok(());
@@ -111,7 +114,8 @@ impl MountedVolume {
         NewInode { inode, domain: target }: NewInode,
     ) -> Result<Option<Made>> {
         let lender = (target != d.domain).then_some(d.domain);
-        let mut op = Op::begin_lending(self, &[d.domain, target], ENTRY_BLOCKS, false, lender)?;
+        let mut op = Op::new(self);
+        op.begin_lending(&[d.domain, target], ENTRY_BLOCKS, false, lender)?;
         let dst = d.state.read();
         let Some(dir) = dst.shared_in(op.tx(d.domain).id) else { return Ok(None) };
         if check_alive(&dst).and_then(|()| check_takes_names(&dst)).is_err() {
@@ -182,7 +186,8 @@ impl MountedVolume {
         }
         let key = Key::of(d.ino, d.generation, name);
         let Some(c) = self.find_beside(d, name, &key)? else { return Ok(None) };
-        let mut op = Op::begin(self, &[d.domain, c.domain], REMOVE_BLOCKS, true)?;
+        let mut op = Op::new(self);
+        op.begin(&[d.domain, c.domain], REMOVE_BLOCKS, true)?;
         let dst = d.state.read();
         let Some(dir) = dst.shared_in(op.tx(d.domain).id) else { return Ok(None) };
         if check_alive(&dst).and_then(|()| check_changeable(&dst)).is_err() {
@@ -245,7 +250,8 @@ impl MountedVolume {
             self.split_beside(to, hash)?;
         }
         let unwritten = self.commit_new_parents(to, &c, c.domain)?;
-        let mut op = Op::begin(self, &[from.domain, to.domain, c.domain], RENAME_BLOCKS, false)?;
+        let mut op = Op::new(self);
+        op.begin(&[from.domain, to.domain, c.domain], RENAME_BLOCKS, false)?;
         let Some((mut fst, tst)) = lock_two(from, to) else { return Ok(None) };
         let Some(dir) = tst.shared_in(op.tx(to.domain).id) else { return Ok(None) };
         if check_alive(&fst).and_then(|()| check_changeable(&fst)).is_err()

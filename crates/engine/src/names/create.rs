@@ -189,7 +189,8 @@ impl MountedVolume {
         NewInode { inode, domain: target }: NewInode,
     ) -> Result<Option<Made>> {
         let lender = (target != d.domain).then_some(d.domain);
-        let mut op = Op::begin_lending(self, &[d.domain, target], ENTRY_BLOCKS, false, lender)?;
+        let mut op = Op::new(self);
+        op.begin_lending(&[d.domain, target], ENTRY_BLOCKS, false, lender)?;
         let mut dst = d.state.write();
         check_alive(&dst)?;
         check_takes_names(&dst)?;
@@ -256,7 +257,8 @@ impl Volume {
         let d = i.dir_cell(dir)?;
         let inode = i.new_inode(d.domain, dir)?.ok_or(Error::NoSpace)?;
         let r = (|| {
-            let mut op = Op::begin(i, &[d.domain], ENTRY_BLOCKS, false)?;
+            let mut op = Op::new(i);
+            op.begin(&[d.domain], ENTRY_BLOCKS, false)?;
             let dst = d.state.read();
             check_alive(&dst)?;
             check_takes_names(&dst)?;

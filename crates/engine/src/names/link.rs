@@ -43,7 +43,8 @@ impl MountedVolume {
     /// `None` where something must be durable first, or what has the name was locked.
     fn link_at(&self, c: &Arc<Cell>, d: &Arc<Cell>, name: &[u8], unwritten: Unwritten) -> Result<Option<Attr>> {
         let (i, ino) = (self, c.ino);
-        let mut op = Op::begin(i, &[d.domain, c.domain], ENTRY_BLOCKS, false)?;
+        let mut op = Op::new(i);
+        op.begin(&[d.domain, c.domain], ENTRY_BLOCKS, false)?;
         let mut dst = d.state.write();
         check_alive(&dst)?;
         let stale = match i.find_entry(d, &mut dst, name)? {

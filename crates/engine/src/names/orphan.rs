@@ -1,5 +1,6 @@
 //! Inodes without a name: deleted at once, or orphans until the last handle, hold or wait is gone.
 
+use crate::cell::extents::Runs;
 use crate::cell::{Body, Cell, State};
 use crate::domain::Enter;
 use crate::error::Result;
@@ -66,7 +67,7 @@ impl MountedVolume {
         assert!(!st.deleted, "{}: deleted twice", c.ino);
         debug_assert!(st.durability.dirty_tx() == Some(e.tx().id), "{}: not touched", c.ino);
         e.domain.shared.quotas.gone(c, st);
-        let mut runs = Vec::new();
+        let mut runs = Runs::new();
         match &mut st.body {
             Body::File(f) => {
                 e.domain.memory.remove(f.pages.len(), f.pages.dirty_count());
@@ -81,7 +82,7 @@ impl MountedVolume {
             Body::Dir(d) => runs.extend(d.map.iter().map(|x| (x.addr, x.len))),
             Body::Special => {}
         }
-        e.domain.free_runs(e.tx(), runs);
+        e.domain.free_runs(e.tx(), &mut runs);
         c.nameless.store(true, Ordering::SeqCst);
         st.deleted = true;
         st.nlink = 0;
@@ -101,7 +102,8 @@ impl MountedVolume {
 
     /// As [`Self::reap`], as far as one operation may go; whether nothing is left to do.
     fn reap_piece(&self, cell: &Arc<Cell>) -> Result<bool> {
-        let mut op = Op::begin(self, &[cell.domain], 1, true)?;
+        let mut op = Op::new(self);
+        op.begin(&[cell.domain], 1, true)?;
         let mut st = cell.state.write();
         if st.deleted || st.nlink > 0 || cell.is_open() || self.held.holds(cell) {
             return Ok(true);

@@ -77,7 +77,8 @@ impl MountedVolume {
             if want_dir {
                 i.commit_vacating_renames(&c, c.domain)?;
             }
-            let mut op = Op::begin(i, &[d.domain, c.domain], REMOVE_BLOCKS, true)?;
+            let mut op = Op::new(i);
+            op.begin(&[d.domain, c.domain], REMOVE_BLOCKS, true)?;
             let mut dst = d.state.write();
             check_alive(&dst)?;
             match i.find_entry_at(d, &mut dst, name, hash)? {

@@ -303,7 +303,8 @@ impl MountedVolume {
         if let Some(d) = &r.dst {
             domains.push(d.domain);
         }
-        let mut op = Op::begin(self, &domains, RENAME_BLOCKS, r.dst.is_some())?;
+        let mut op = Op::new(self);
+        op.begin(&domains, RENAME_BLOCKS, r.dst.is_some())?;
         let (mut dirs, old, new) = match self.lock_dirs(r)? {
             Ok(locked) => locked,
             Err(again) => return Ok(Err(again)),

@@ -167,7 +167,8 @@ impl MountedVolume {
     /// Makes a data block or directory bucket dirty, if the inode still has it there.
     fn move_block(&self, d: &Arc<Domain>, addr: BlockAddr, ino: InodeNo, lblk: u64) -> Result<bool> {
         let Some(c) = d.find(ino)? else { return Ok(false) };
-        let mut op = Op::begin_again(self, d.id, 3)?;
+        let mut op = Op::new(self);
+        op.begin_again(d.id, 3)?;
         let mut st = c.state.write();
         let here = match &st.body {
             Body::File(f) => f.map.get(lblk).filter(|p| p.addr == addr),
@@ -231,7 +232,8 @@ impl MountedVolume {
     fn move_node_block(&self, d: &Arc<Domain>, addr: BlockAddr) -> Result<bool> {
         let mut any = false;
         for (c, node) in self.live_records(d, addr)?.0 {
-            let mut op = Op::begin_again(self, d.id, 3)?;
+            let mut op = Op::new(self);
+            op.begin_again(d.id, 3)?;
             let mut st = c.state.write();
             if st.deleted {
                 continue;

@@ -37,14 +37,11 @@ pub(super) fn as_the_last<R>(work: impl FnOnce() -> R) -> R {
 fn in_order<'a>(mounted: &'a MountedVolume, ids: &[DomainId]) -> SmallVec<[&'a Domain; 2]> {
     let mut all = SmallVec::new();
     for id in ids {
-        // mostly it is one
         if !all.iter().any(|d: &&Domain| d.id == *id) {
             all.push(&**mounted.dom(*id));
         }
     }
-    if all.len() > 1 {
-        all.sort_unstable_by_key(|d| d.id);
-    }
+    all.sort_unstable_by_key(|d| d.id);
     all
 }
 
@@ -52,25 +49,33 @@ fn in_order<'a>(mounted: &'a MountedVolume, ids: &[DomainId]) -> SmallVec<[&'a D
 pub(crate) struct Op<'a> {
     pub mounted: &'a MountedVolume,
     enters: Enters<'a>,
-    /// Blocks reserved per entered domain and not yet handed to a transaction.
+    /// Blocks reserved per entered domain, in the same order, and not yet handed to a transaction.
     reserved: SmallVec<[u64; 2]>,
 }
 
 impl<'a> Op<'a> {
+    /// One that has entered no domain yet. It enters where it stands: an operation costs so little that to move what it has
+    /// entered out of a result would be seen.
+    #[inline(always)]
+    pub fn new(mounted: &'a MountedVolume) -> Self {
+        Self { mounted, enters: Enters::new(), reserved: SmallVec::new() }
+    }
+
     /// Enters `domains` and reserves `blocks` metadata blocks in each.
     ///
     /// # Errors
     /// [`Error::NoSpace`] where nothing can be made free.
-    pub fn begin(mounted: &'a MountedVolume, domains: &[DomainId], blocks: u64, essential: bool) -> Result<Op<'a>> {
-        Self::begin_lending(mounted, domains, blocks, essential, None)
+    #[inline]
+    pub fn begin(&mut self, domains: &[DomainId], blocks: u64, essential: bool) -> Result<()> {
+        self.begin_lending(domains, blocks, essential, None)
     }
 
     /// [`Self::begin`] for what is written elsewhere: it is lent blocks as what is overwritten is.
     ///
     /// # Errors
     /// As [`Self::begin`].
-    pub fn begin_again(mounted: &'a MountedVolume, domain: DomainId, blocks: u64) -> Result<Op<'a>> {
-        Self::begin_lending(mounted, &[domain], blocks, false, Some(domain))
+    pub fn begin_again(&mut self, domain: DomainId, blocks: u64) -> Result<()> {
+        self.begin_lending(&[domain], blocks, false, Some(domain))
     }
 
     /// [`Self::begin`], with the blocks in domain `lender` out of half its reserve where it has no others: what is made goes
@@ -79,46 +84,40 @@ impl<'a> Op<'a> {
     /// # Errors
     /// As [`Self::begin`].
     pub fn begin_lending(
-        mounted: &'a MountedVolume,
+        &mut self,
         domains: &[DomainId],
         blocks: u64,
         essential: bool,
         lender: Option<DomainId>,
-    ) -> Result<Op<'a>> {
-        let doms = in_order(mounted, domains);
+    ) -> Result<()> {
+        let mounted = self.mounted;
         let (mut attempt, mut had_nodes) = (0, false);
         'again: loop {
-            let closed = || mounted.shared.closing.load(Ordering::Relaxed) && !LAST.get();
             // it would make room for what is refused
-            if closed() {
-                return Err(Error::ReadOnly);
-            }
-            let enters = enter_all(&doms)?;
-            if closed() {
-                return Err(Error::ReadOnly);
-            }
+            self.refuse_if_closed()?;
+            self.enter_domains(domains)?;
+            self.refuse_if_closed()?;
             // who takes away may go on: what it frees makes room for more
-            if !essential && !had_nodes && enters.iter().any(Enter::is_short_of_nodes) {
-                let short = enters.iter().filter(|e| e.is_short_of_nodes()).map(|e| e.domain.id);
+            if !essential && !had_nodes && self.enters.iter().any(Enter::is_short_of_nodes) {
+                let short = self.enters.iter().filter(|e| e.is_short_of_nodes()).map(|e| e.domain.id);
                 let short: SmallVec<[DomainId; 2]> = short.collect();
-                drop(enters);
+                self.leave();
                 had_nodes = true;
                 short.iter().try_for_each(|d| mounted.make_nodes(mounted.dom(*d)))?;
-                continue 'again;
+                continue;
             }
-            for (i, e) in enters.iter().enumerate() {
+            for e in &self.enters {
                 let space = &e.domain.space;
                 let lends = lender == Some(e.domain.id) && space.reserve_again(blocks).is_ok();
                 if !lends && space.reserve(blocks, essential).is_err() {
-                    enters[..i].iter().for_each(|e| e.domain.space.unreserve(blocks));
                     let short = mounted.dom(e.domain.id);
-                    drop(enters);
+                    self.leave();
                     mounted.make_room(short, &mut attempt)?;
                     continue 'again;
                 }
+                self.reserved.push(blocks);
             }
-            let reserved = SmallVec::from_elem(blocks, enters.len());
-            return Ok(Op { mounted, enters, reserved });
+            return Ok(());
         }
     }
 
@@ -126,13 +125,42 @@ impl<'a> Op<'a> {
     ///
     /// # Errors
     /// Of the domain; [`Error::ReadOnly`].
-    pub fn begin_if_room(mounted: &'a MountedVolume, domain: DomainId, blocks: u64) -> Result<Option<Op<'a>>> {
-        let enters = enter_all(&[&**mounted.dom(domain)])?;
-        if mounted.shared.closing.load(Ordering::Relaxed) && !LAST.get() {
-            return Err(Error::ReadOnly);
+    pub fn begin_if_room(&mut self, domain: DomainId, blocks: u64) -> Result<bool> {
+        self.enter_domains(&[domain])?;
+        self.refuse_if_closed()?;
+        let has_room = self.mounted.dom(domain).space.reserve(blocks, false).is_ok();
+        if has_room {
+            self.reserved.push(blocks);
         }
-        let has_room = mounted.dom(domain).space.reserve(blocks, false).is_ok();
-        Ok(has_room.then(|| Op { mounted, enters, reserved: SmallVec::from_elem(blocks, 1) }))
+        Ok(has_room)
+    }
+
+    #[inline(always)]
+    fn enter_domains(&mut self, ids: &[DomainId]) -> Result<()> {
+        match ids {
+            // mostly it is one
+            [one, others @ ..] if others.iter().all(|d| d == one) => {
+                self.enters.push(self.mounted.dom(*one).enter()?);
+                Ok(())
+            }
+            _ => enter_all(&in_order(self.mounted, ids), &mut self.enters),
+        }
+    }
+
+    #[inline(always)]
+    fn refuse_if_closed(&self) -> Result<()> {
+        let closed = self.mounted.shared.closing.load(Ordering::Relaxed) && !LAST.get();
+        if closed { Err(Error::ReadOnly) } else { Ok(()) }
+    }
+
+    /// Leaves what was entered, and gives back what it had reserved there.
+    fn leave(&mut self) {
+        for (e, n) in self.enters.iter().zip(self.reserved.drain(..)) {
+            if n > 0 {
+                e.domain.space.unreserve(n);
+            }
+        }
+        self.enters.clear();
     }
 
     fn index(&self, d: DomainId) -> usize {
@@ -283,6 +311,7 @@ impl<'a> Op<'a> {
 }
 
 impl Drop for Op<'_> {
+    #[inline]
     fn drop(&mut self) {
         for (e, n) in self.enters.iter().zip(&self.reserved) {
             if *n > 0 {

@@ -379,7 +379,8 @@ impl MountedVolume {
 
     /// Has an inode count for a project.
     fn set_project(&self, c: &Arc<Cell>, project: u32, only: Option<u32>) -> Result<()> {
-        let mut op = Op::begin(self, &[c.domain], 2, true)?;
+        let mut op = Op::new(self);
+        op.begin(&[c.domain], 2, true)?;
         let mut st = c.state.write();
         if st.deleted || st.project() == project || only.is_some_and(|n| st.project() != n) {
             return Ok(());
@@ -412,7 +413,8 @@ impl MountedVolume {
         }
         let root = self.cell(InodeNo::ROOT)?;
         {
-            let mut op = Op::begin(self, &[root.domain], 2 + (bytes / 4096) as u64 + 16, true)?;
+            let mut op = Op::new(self);
+            op.begin(&[root.domain], 2 + (bytes / 4096) as u64 + 16, true)?;
             let mut st = root.state.write();
             let is = |name: &[u8]| quota::RECORDS.contains(&name);
             let others: usize = st.xattrs.iter().filter(|(n, _)| !is(n)).map(|(n, v)| n.len() + v.len() + 5).sum();

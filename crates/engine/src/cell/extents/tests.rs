@@ -144,7 +144,7 @@ fn back_equals(back: &ExtentMap, m: &ExtentMap) {
 }
 
 fn insert(m: &mut ExtentMap, model: &mut Model, e: Extent) {
-    let mut freed = Vec::new();
+    let mut freed = Runs::new();
     let mut gone = Vec::new();
     for i in 0..u64::from(e.len) {
         let sum = e.sums.as_ref().map(|s| s[i as usize]);
@@ -181,7 +181,7 @@ proptest! {
                     next_addr += u64::from(len);
                 }
                 Op::Remove { from, len } => {
-                    let mut freed = Vec::new();
+                    let mut freed = Runs::new();
                     m.remove(from, from + len, &mut freed);
                     let mut gone: Vec<u64> = (from..from + len).filter_map(|b| model.remove(&b)).map(|o| o.0).collect();
                     gone.sort_unstable();
@@ -216,12 +216,12 @@ proptest! {
 fn appended_blocks_are_one_extent() {
     let mut m = ExtentMap::new();
     for i in 0..10_000 {
-        m.insert(extent(i, 500 + i, 1, false, false), &mut Vec::new());
+        m.insert(extent(i, 500 + i, 1, false, false), &mut Runs::new());
     }
     assert_eq!(m.extent_count(), 1);
     let mut m = ExtentMap::new();
     for i in 0..10_000 {
-        m.insert(extent(i, 500 + i, 1, false, true), &mut Vec::new());
+        m.insert(extent(i, 500 + i, 1, false, true), &mut Runs::new());
     }
     assert_eq!(m.extent_count(), 10_000usize.div_ceil(256));
     m.check();
@@ -231,14 +231,14 @@ fn appended_blocks_are_one_extent() {
 fn a_large_fragmented_file_makes_a_tree_of_depth_2() {
     let mut m = ExtentMap::new();
     for i in 0..120_000 {
-        m.insert(extent(2 * i, 4 * i, 1, false, false), &mut Vec::new());
+        m.insert(extent(2 * i, 4 * i, 1, false, false), &mut Runs::new());
     }
     m.check();
     let mut disk = Disk::default();
     disk.layout(&mut m, 2800);
     assert_eq!(m.index.len(), m.leaves.len().div_ceil(LEAF_REFS_MAX));
     // one change in the middle writes one leaf and no index
-    m.insert(extent(120_000, 7, 1, false, false), &mut Vec::new());
+    m.insert(extent(120_000, 7, 1, false, false), &mut Runs::new());
     let l = m.layout(2800, &mut || panic!("no new node")).unwrap();
     assert_eq!(l.write.len(), 1);
 }
@@ -249,7 +249,7 @@ fn a_large_fragmented_file_makes_a_tree_of_depth_2() {
 fn work_per_overwrite(extents: u64) -> (u64, u64) {
     let mut m = ExtentMap::new();
     for i in 0..extents {
-        m.insert(extent(i, (1 << 40) | (2 * i), 1, false, false), &mut Vec::new());
+        m.insert(extent(i, (1 << 40) | (2 * i), 1, false, false), &mut Runs::new());
     }
     let mut node = 0;
     let mut layout = |m: &mut ExtentMap| -> u64 {
@@ -261,7 +261,7 @@ fn work_per_overwrite(extents: u64) -> (u64, u64) {
     };
     layout(&mut m);
     let (before, mut bytes, overwrites) = (steps::taken(), 0, 10_000u64);
-    let mut freed = Vec::new();
+    let mut freed = Runs::new();
     for i in 0..overwrites {
         let lblk = i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
         let lblk = lblk % extents;
@@ -294,7 +294,7 @@ fn work_does_not_grow_with_the_number_of_extents() {
 fn a_failed_allocation_loses_nothing() {
     let mut m = ExtentMap::new();
     for i in 0..2000 {
-        m.insert(extent(2 * i, 4 * i, 1, false, false), &mut Vec::new());
+        m.insert(extent(2 * i, 4 * i, 1, false, false), &mut Runs::new());
     }
     let mut n = 0;
     let r = m.layout(100, &mut || {

@@ -28,7 +28,8 @@ fn make(v: &Volume, dir: InodeNo, name: &[u8]) -> Result<Attr> {
 /// Puts an entry that no link of `child` stands for.
 fn plant(v: &Volume, dir: &Arc<Cell>, name: &[u8], child: &Cell) {
     let i = v.mounted();
-    let mut op = Op::begin(i, &[dir.domain], 4, true).unwrap();
+    let mut op = Op::new(i);
+    op.begin(&[dir.domain], 4, true).unwrap();
     let mut st = dir.state.write();
     op.touch(dir, &mut st).unwrap();
     i.edit_entry(By::Operation(&mut op), dir, &mut st, name, Edit::Add(child)).unwrap();
@@ -283,7 +284,8 @@ fn after_a_crash_names_are_noted_that_are_no_stale_ones() {
 /// Locks the two cells in this order, and makes an entry of the first directory for the second.
 fn lock_and_plant(v: &Volume, dir: &Arc<Cell>, child: &Arc<Cell>, child_first: bool) {
     let i = v.mounted();
-    let mut op = Op::begin(i, &[dir.domain], 4, true).unwrap();
+    let mut op = Op::new(i);
+    op.begin(&[dir.domain], 4, true).unwrap();
     let above = child_first.then(|| child.state.write());
     let mut st = dir.state.write();
     let _child = above.unwrap_or_else(|| child.state.write());
