@@ -187,9 +187,16 @@ impl MountedVolume {
 
     /// Writes one piece: reserves all that it needs, then changes the file. `None` where room must be made first.
     fn write_piece(&self, c: &Arc<Cell>, at: At, data: &[u8]) -> Result<Option<Wrote>> {
-        if let Some(wrote) = self.overwrite_dirty(c, at, data)? {
-            return Ok(Some(wrote));
+        match self.overwrite_dirty(c, at, data)? {
+            Some(wrote) => Ok(Some(wrote)),
+            None => self.write_in_operation(c, at, data),
         }
+    }
+
+    /// [`Self::write_piece`] that is more than an overwrite of dirty pages. Apart from that, which then keeps fewer values in
+    /// memory for its sake.
+    #[inline(never)]
+    fn write_in_operation(&self, c: &Arc<Cell>, at: At, data: &[u8]) -> Result<Option<Wrote>> {
         let d = self.dom(c.domain);
         // overwriting works on a full volume; what needs new room asks for it below
         let mut op = Op::new(self);
@@ -315,18 +322,29 @@ impl MountedVolume {
     }
 
     /// Where the write started, and its bytes: fewer than given only where it could not go on.
+    /// Writes `data`, which is not empty: where, and how many bytes.
     fn write_at(&self, c: &Arc<Cell>, at: At, data: &[u8]) -> Result<(u64, usize)> {
-        match self.write_pieces(c, at, data) {
-            // anew, not the result as a whole: it is larger than a register, and a copy waits for what was just written of it
-            Ok((start, n)) if n == data.len() => Ok((start, n)),
-            less => {
-                self.give_back_surplus(c);
-                less
-            }
+        debug_assert!(!data.is_empty());
+        // what there is most of, before all that has to be at hand for the rest
+        let is_one = data.len() <= PIECE;
+        if is_one && let Some(wrote) = self.overwrite_dirty(c, at, data)? {
+            return Ok((wrote.offset, wrote.bytes));
         }
+        self.write_pieces(c, at, data, is_one)
     }
 
-    fn write_pieces(&self, c: &Arc<Cell>, mut at: At, data: &[u8]) -> Result<(u64, usize)> {
+    /// [`Self::write_at`] in pieces; with `is_more`, the first is known to be more than an overwrite of dirty pages.
+    #[inline(never)]
+    fn write_pieces(&self, c: &Arc<Cell>, at: At, data: &[u8], is_more: bool) -> Result<(u64, usize)> {
+        let done = self.try_write_pieces(c, at, data, is_more);
+        if !matches!(done, Ok((_, n)) if n == data.len()) {
+            self.give_back_surplus(c);
+        }
+        done
+    }
+
+    #[inline(always)]
+    fn try_write_pieces(&self, c: &Arc<Cell>, mut at: At, data: &[u8], mut is_more: bool) -> Result<(u64, usize)> {
         match c.kind {
             FileKind::File => {}
             FileKind::Dir => return Err(Error::IsDir),
@@ -339,7 +357,11 @@ impl MountedVolume {
             let mut piece = &data[done..data.len().min(done + PIECE)];
             let mut attempt = 0;
             let (offset, n) = loop {
-                match self.write_piece(c, at, piece) {
+                let wrote = match std::mem::take(&mut is_more) {
+                    true => self.write_in_operation(c, at, piece),
+                    false => self.write_piece(c, at, piece),
+                };
+                match wrote {
                     Ok(Some(w)) => {
                         dirty = w.dirty.or(dirty);
                         break (w.offset, w.bytes);
