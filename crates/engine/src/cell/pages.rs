@@ -6,7 +6,8 @@
 //!
 //! Invariants
 //! - A dirty page is never evicted, and never replaced by what a reader brings from disk. Nor is one evicted that is shared.
-//! - A bit of `cached` is set where there is a page, one of `dirty` for a cached page only; `pages` and `dirty` are the numbers over all groups.
+//! - A bit of `cached` is set where there is a page, one of `dirty` for a cached page only; `pages` and `dirty` are the numbers
+//!   over all groups.
 //! - A group has locks of its pages ([`shared`]) only while a page of it is dirty; bytes and clones of pages are handed out
 //!   with the map borrowed alone, or by a view ([`shared`]).
 //!

@@ -155,12 +155,18 @@ impl<'a> Op<'a> {
 
     /// Leaves what was entered, and gives back what it had reserved there.
     fn leave(&mut self) {
-        for (e, n) in self.enters.iter().zip(self.reserved.drain(..)) {
-            if n > 0 {
-                e.domain.space.unreserve(n);
+        self.give_back();
+        self.reserved.clear();
+        self.enters.clear();
+    }
+
+    #[inline(always)]
+    fn give_back(&self) {
+        for (e, n) in self.enters.iter().zip(&self.reserved) {
+            if *n > 0 {
+                e.domain.space.unreserve(*n);
             }
         }
-        self.enters.clear();
     }
 
     fn index(&self, d: DomainId) -> usize {
@@ -313,10 +319,6 @@ impl<'a> Op<'a> {
 impl Drop for Op<'_> {
     #[inline]
     fn drop(&mut self) {
-        for (e, n) in self.enters.iter().zip(&self.reserved) {
-            if *n > 0 {
-                e.domain.space.unreserve(*n);
-            }
-        }
+        self.give_back();
     }
 }
