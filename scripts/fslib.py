@@ -204,7 +204,7 @@ class Volume:
         """The line of /proc/mounts as a list of fields, or None."""
         for line in pathlib.Path("/proc/mounts").read_text().splitlines():
             fields = line.split(" ")
-            if fields[1] == str(self.mnt):
+            if fields[1] == root:
                 return fields
         return None
 
@@ -426,6 +426,7 @@ class BraidFs(Volume):
 
     def is_held_by(self, pid):
         """Whether a process has its root open. Asks the mount nothing."""
+        root = os.path.join(os.path.realpath(self.mnt.parent), self.mnt.name)
         with contextlib.suppress(OSError):
             for fd in os.listdir(f"/proc/{pid}/fd"):
                 # it may be closed by now

@@ -125,7 +125,7 @@ impl Domain {
         if blocks > 0 {
             self.space.pending_free(blocks);
             #[cfg(feature = "planted-bugs")]
-            self.free_too_early(&runs);
+            self.free_too_early(runs);
             tx.record_all(runs.iter().map(|&(addr, len)| Record::Free { addr, len }));
         }
     }

@@ -321,8 +321,7 @@ impl MountedVolume {
         Ok(true)
     }
 
-    /// Where the write started, and its bytes: fewer than given only where it could not go on.
-    /// Writes `data`, which is not empty: where, and how many bytes.
+    /// Writes `data`, which is not empty: where it started, and how many bytes; fewer than given only where it could not go on.
     fn write_at(&self, c: &Arc<Cell>, at: At, data: &[u8]) -> Result<(u64, usize)> {
         debug_assert!(!data.is_empty());
         // what there is most of, before all that has to be at hand for the rest

@@ -61,7 +61,7 @@ impl<'a> Op<'a> {
         Self { mounted, enters: Enters::new(), reserved: SmallVec::new() }
     }
 
-    /// Enters `domains` and reserves `blocks` metadata blocks in each.
+    /// Enters `domains` and reserves `blocks` metadata blocks in each. Once; where it fails, the caller lets the operation go.
     ///
     /// # Errors
     /// [`Error::NoSpace`] where nothing can be made free.
@@ -121,7 +121,7 @@ impl<'a> Op<'a> {
         }
     }
 
-    /// [`Self::begin`] in one domain, where it has so many blocks as it is: for what may as well be left.
+    /// [`Self::begin`] in one domain, where it has so many blocks as it is: for what may as well be left. False: as where it fails.
     ///
     /// # Errors
     /// Of the domain; [`Error::ReadOnly`].
@@ -137,6 +137,7 @@ impl<'a> Op<'a> {
 
     #[inline(always)]
     fn enter_domains(&mut self, ids: &[DomainId]) -> Result<()> {
+        debug_assert!(self.enters.is_empty());
         match ids {
             // mostly it is one
             [one, others @ ..] if others.iter().all(|d| d == one) => {
