@@ -204,7 +204,7 @@ class Volume:
         """The line of /proc/mounts as a list of fields, or None."""
         for line in pathlib.Path("/proc/mounts").read_text().splitlines():
             fields = line.split(" ")
-            if fields[1] == root:
+            if fields[1] == str(self.mnt):
                 return fields
         return None
 
@@ -431,7 +431,7 @@ class BraidFs(Volume):
             for fd in os.listdir(f"/proc/{pid}/fd"):
                 # it may be closed by now
                 with contextlib.suppress(OSError):
-                    if os.readlink(f"/proc/{pid}/fd/{fd}") == str(self.mnt):
+                    if os.readlink(f"/proc/{pid}/fd/{fd}") == root:
                         return True
         return False
 

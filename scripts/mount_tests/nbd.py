@@ -5,6 +5,7 @@ import hashlib
 import os
 import pathlib
 import select
+import shlex
 import shutil
 import signal
 import socket
@@ -19,12 +20,40 @@ from mount_tests.common import check, daemon_only, must, same, write_synced
 SIZE = 256 << 20
 
 
+class Shell:
+    """Starts programs in the background. To be made before a file of a volume is open here: a child that is made later closes what it
+    has of ours before it becomes the program, which writes back what is dirty of it, and waits for the very server that it
+    is to become."""
+
+    def __init__(self):
+        self.process = subprocess.Popen(["sh"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                        text=True)
+
+    def ask(self, line):
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+    def start(self, argv):
+        """Its process id."""
+        return self.ask(f"{shlex.join(argv)} < /dev/null > /dev/null 2>&1 & echo $!")
+
+    def wait(self, pid):
+        """Its exit code."""
+        return self.ask(f"wait {pid}; echo $?")
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+
 class OverNbd(BraidFs):
     """A volume on the export of a server, in the place of an image file."""
 
     def __init__(self, volume, name, parameters=""):
         super().__init__(volume.image.parent, name, SIZE, volume.binary)
-        self.disk, self.server = self.image, None
+        self.disk, self.server, self.shell = self.image, None, Shell()
         self.socket = self.image.with_suffix(".sock")
         self.parameters = parameters
         self.image = self.uri()
@@ -53,16 +82,16 @@ class OverNbd(BraidFs):
     def serve(self, argv):
         self.stop()
         fslib.log("$ " + " ".join(argv) + " &")
-        self.server = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                       stderr=subprocess.DEVNULL)
-        wait_for("the server's socket", lambda: self.socket.exists() or self.server.poll() is not None, 10)
-        if self.server.poll() is not None:
-            raise Failed(f"{argv[0]}: ended with {self.server.returncode}")
+        self.server = self.shell.start(argv)
+        wait_for("the server's socket", lambda: self.socket.exists() or not fslib.is_running(self.server), 10)
+        if not fslib.is_running(self.server):
+            pid, self.server = self.server, None
+            raise Failed(f"{argv[0]}: ended with {self.shell.wait(pid)}")
 
     def stop(self, sig=signal.SIGKILL):
         if self.server:
-            self.server.send_signal(sig)
-            self.server.wait()
+            os.kill(self.server, sig)
+            self.shell.wait(self.server)
             self.server = None
 
     def blank(self):
@@ -88,6 +117,7 @@ def over_nbd(volume, name="nbd", parameters="", **how):
             v.force_down()
         finally:
             v.stop()
+            v.shell.close()
             for path in (v.disk, v.socket):
                 path.unlink(missing_ok=True)
 

@@ -228,7 +228,7 @@ def an_end_that_takes_long(volume, _top):
         os.statvfs(point)
         v.settle()
         (point / "g").write_bytes(b"y" * (1 << 20))
-        with stopped(v.server.pid, seconds=20):
+        with stopped(v.server, seconds=20):
             silent("umount", point)
             seen = in_child(lambda: ((v.mnt / "a/f").stat().st_size, sorted(os.listdir(v.mnt / "a"))), 15)
         same(seen, (4 << 20, ["f", "g"]), "what the volume's mount shows")
@@ -333,7 +333,7 @@ def cut_off_while_requests_wait(volume, _top):
         run(v.binary, "tenant", "set", "--write-iops", "10/10", v.mnt, "a")
         alone(v, point)
         kernels = connection(point)
-        with stopped(v.server.pid, seconds=25):
+        with stopped(v.server, seconds=25):
             writer = subprocess.Popen([sys.executable, "-c", DIRECT, point, str(count)], stdout=subprocess.PIPE)
             same(writer.stdout.readline(), b"begun\n", "what the writer says")
             # All of them: a file that no request is under way for may be read, and that waits for the device.
