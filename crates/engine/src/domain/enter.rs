@@ -176,17 +176,17 @@ pub fn enter_all<'a>(domains: &[&'a Domain], entered: &mut Enters<'a>) -> Result
     }
 }
 
-/// [`enter_all`] that does not wait for a commit or checkpoint: `None` where a journal has too little room.
+/// [`enter_all`] that does not wait for a commit or checkpoint: false, with some of them entered, where a journal has too little
+/// room.
 ///
 /// # Errors
 /// As [`Domain::enter`].
-pub fn try_enter_all<'a>(domains: &[&'a Domain]) -> Result<Option<Enters<'a>>> {
-    let mut out = Enters::new();
+pub fn try_enter_all<'a>(domains: &[&'a Domain], entered: &mut Enters<'a>) -> Result<bool> {
     for d in domains {
         if d.needs_room() {
-            return Ok(None);
+            return Ok(false);
         }
-        out.push(d.enter_unthrottled()?);
+        entered.push(d.enter_unthrottled()?);
     }
-    Ok(Some(out))
+    Ok(true)
 }

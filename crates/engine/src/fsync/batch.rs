@@ -61,14 +61,12 @@ impl MountedVolume {
         ids.sort_unstable();
         ids.dedup();
         let doms: SmallVec<[&Domain; 4]> = ids.iter().map(|d| &**self.dom(*d)).collect();
-        let enters = if may_wait {
-            let mut enters = Enters::new();
+        let mut enters = Enters::new();
+        if may_wait {
             enter_all(&doms, &mut enters)?;
-            enters
-        } else {
-            let Some(enters) = try_enter_all(&doms)? else { return Ok(Gathered::Commit) };
-            enters
-        };
+        } else if !try_enter_all(&doms, &mut enters)? {
+            return Ok(Gathered::Commit);
+        }
         let own = enters.iter().find(|e| e.domain.id == c.domain).unwrap_or_else(|| unreachable!("own domain entered"));
         // The file last: once its record is gathered, it must be written.
         let ancestors: Option<Vec<Ancestor>> =
