@@ -34,9 +34,9 @@ class Shell:
         self.process.stdin.flush()
         return int(self.process.stdout.readline())
 
-    def start(self, argv):
-        """Its process id."""
-        return self.ask(f"{shlex.join(argv)} < /dev/null > /dev/null 2>&1 & echo $!")
+    def start(self, argv, said):
+        """Its process id. What it says is appended to the file `said`."""
+        return self.ask(f"{shlex.join(argv)} < /dev/null >> {shlex.quote(str(said))} 2>&1 & echo $!")
 
     def wait(self, pid):
         """Its exit code."""
@@ -55,6 +55,7 @@ class OverNbd(BraidFs):
         super().__init__(volume.image.parent, name, SIZE, volume.binary)
         self.disk, self.server, self.shell = self.image, None, Shell()
         self.socket = self.image.with_suffix(".sock")
+        self.said = self.image.with_suffix(".said")
         self.parameters = parameters
         self.image = self.uri()
 
@@ -82,13 +83,28 @@ class OverNbd(BraidFs):
     def serve(self, argv):
         self.stop()
         fslib.log("$ " + " ".join(argv) + " &")
-        self.server = self.shell.start(argv)
-        wait_for("the server's socket", lambda: self.socket.exists() or not fslib.is_running(self.server), 10)
-        if not fslib.is_running(self.server):
-            pid, self.server = self.server, None
-            raise Failed(f"{argv[0]}: ended with {self.shell.wait(pid)}")
+        self.server = self.shell.start(argv, self.said)
+        wait_for("the server's socket", lambda: self.is_listening() or not fslib.is_running(self.server), 10)
+        if why := self.ended():
+            raise Failed(why)
+
+    def is_listening(self):
+        """The socket has its name before it takes connections."""
+        accepts = 0x10000
+        rows = [line.split(maxsplit=7) for line in pathlib.Path("/proc/net/unix").read_text().splitlines()[1:]]
+        return any(row[7:] == [str(self.socket)] and int(row[3], 16) & accepts for row in rows)
+
+    def ended(self):
+        """How the server ended that nobody here stopped, or None."""
+        if not self.server or fslib.is_running(self.server):
+            return None
+        pid, self.server = self.server, None
+        said = self.said.read_text(errors="replace")[-500:] if self.said.exists() else ""
+        return f"the server ended by itself with {self.shell.wait(pid)}, and said: {said}"
 
     def stop(self, sig=signal.SIGKILL):
+        if why := self.ended():
+            fslib.log(why)
         if self.server:
             os.kill(self.server, sig)
             self.shell.wait(self.server)
@@ -112,13 +128,17 @@ def over_nbd(volume, name="nbd", parameters="", **how):
         v.start(*how.get("words", ()))
         v.mkfs()
         yield v
+    except Failed as error:
+        if why := v.ended():
+            raise Failed(f"{error}; {why}") from error
+        raise
     finally:
         try:
             v.force_down()
         finally:
             v.stop()
             v.shell.close()
-            for path in (v.disk, v.socket):
+            for path in (v.disk, v.socket, v.said):
                 path.unlink(missing_ok=True)
 
 
