@@ -102,8 +102,8 @@ impl<T: Guarded, R: Rank> BiasedRwLock<T, R> {
     fn address(&self) -> usize {
         std::ptr::from_ref(&self.bias).addr()
     }
-    /// As a published reader, where the lock has a mark. Not inlined: most locks never have one.
-    #[inline(never)]
+    /// As a published reader, where the lock has a mark.
+    #[inline(always)]
     fn enter(&self) -> Option<Reader<'_, T>> {
         let at = self.address();
         let number = published::reader_number();

@@ -26,12 +26,15 @@ impl MountedVolume {
         if runtime.nodiratime() && FileKind::from_mode(st.mode) == Some(FileKind::Dir) {
             return None;
         }
-        let now = self.shared.now();
         let (mtime, ctime) = st.change_times();
-        let old = st.atime <= mtime || st.atime <= ctime || now.sec - st.atime.sec >= RELATIME_AGE;
-        let due = mode == AtimeMode::Strictatime || old;
-        let not = now == st.atime || st.flags & NOATIME != 0 || st.deleted;
-        (due && !not).then_some(now)
+        let due = mode == AtimeMode::Strictatime
+            || st.atime <= mtime
+            || st.atime <= ctime
+            || self.shared.second().saturating_sub(st.atime.sec) >= RELATIME_AGE;
+        if !due || st.flags & NOATIME != 0 || st.deleted {
+            return None;
+        }
+        Some(self.shared.now()).filter(|now| *now != st.atime)
     }
 
     /// Updates the access time.

@@ -17,6 +17,7 @@ mod bugs;
 pub(crate) mod ceiling;
 pub mod checkpoint;
 mod checkpointing;
+mod clock;
 pub mod commit;
 pub mod enter;
 mod first_pos;

@@ -1,5 +1,6 @@
 //! What is the volume's and no domain's: options, clock, counters of memory, marks of its life.
 
+use super::clock;
 use super::memory::Looks;
 use super::placed::Nodes;
 use crate::budget::Budget;
@@ -197,9 +198,11 @@ impl Shared {
         if let Some(f) = self.options.clock {
             return f();
         }
-        // as exact as a kernel's file times, and far cheaper
-        let t = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
-        Timestamp { sec: t.tv_sec, nsec: t.tv_nsec as u32 }
+        clock::now()
+    }
+    /// The seconds of [`Self::now`].
+    pub fn second(&self) -> i64 {
+        self.options.clock.map_or_else(clock::second, |f| f().sec)
     }
 }
 

@@ -38,6 +38,41 @@ fn copy_pages(map: &ExtentMap, pages: &View<'_>, offset: u64, mut done: usize, b
     None
 }
 
+/// How many of the bytes that are asked for the file has.
+#[inline(always)]
+fn bytes_there(st: &State, offset: u64, buf: &[u8]) -> usize {
+    st.size.saturating_sub(offset).min(buf.len() as u64) as usize
+}
+
+/// What of the bytes that were asked for is in memory.
+enum Cached<'a> {
+    All,
+    /// The pages, and the first block that is missing.
+    Not(View<'a>, u64),
+    /// Others may overwrite more pages of them than a reader locks.
+    TooManyLocks,
+}
+
+/// Copies what is in memory from `offset` on, where the file has all bytes that are asked for.
+#[inline(always)]
+fn copy_cached<'a>(st: &'a State, offset: u64, buf: &mut [u8]) -> Cached<'a> {
+    let Body::File(file) = &st.body else { return Cached::All };
+    if let Some(b) = &file.inline {
+        copy_inline(b, offset, buf);
+        return Cached::All;
+    }
+    if buf.is_empty() {
+        return Cached::All;
+    }
+    let Some(pages) = file.pages.view(offset / PAGE, (offset + buf.len() as u64 - 1) / PAGE) else {
+        return Cached::TooManyLocks;
+    };
+    match copy_pages(&file.map, &pages, offset, 0, buf) {
+        None => Cached::All,
+        Some(lblk) => Cached::Not(pages, lblk),
+    }
+}
+
 impl MountedVolume {
     /// Reads what is not in memory, from block `lblk` on, straight to `buf`, of which the first `n` bytes are of the file:
     /// who asks keeps it. Whether all was to be had so.
@@ -66,51 +101,64 @@ impl MountedVolume {
         }
     }
 
-    /// Reads from a file or symlink, by the handle whose reads `ahead` knows; fewer bytes only at its end. And what `f` says of the state that was read.
-    pub(crate) fn read_then<R>(
+    /// Reads from a file or symlink, by the handle whose reads `ahead` knows; fewer bytes only at its end. `f` is shown the
+    /// state that was read.
+    #[inline(always)]
+    pub(crate) fn read_then(
         &self,
         c: &Arc<Cell>,
         ahead: Option<&Ahead>,
         offset: u64,
         buf: &mut [u8],
-        f: impl Fn(&State) -> R,
-    ) -> Result<(usize, R)> {
+        mut f: impl FnMut(&State),
+    ) -> Result<usize> {
+        {
+            let st = c.state.read();
+            let n = bytes_there(&st, offset, buf);
+            if let Cached::All = copy_cached(&st, offset, &mut buf[..n]) {
+                self.dom(c.domain).memory.hit();
+                f(&st);
+                return Ok(n);
+            }
+        }
+        self.read_missing(c, ahead, offset, buf, &mut f)
+    }
+
+    /// [`Self::read_then`] where not all is in memory.
+    #[inline(never)]
+    fn read_missing(
+        &self,
+        c: &Arc<Cell>,
+        ahead: Option<&Ahead>,
+        offset: u64,
+        buf: &mut [u8],
+        f: &mut dyn FnMut(&State),
+    ) -> Result<usize> {
         let memory = &self.dom(c.domain).memory;
         loop {
             let (first, end) = {
                 let st = c.state.read();
-                let n = st.size.saturating_sub(offset).min(buf.len() as u64) as usize;
-                let Body::File(file) = &st.body else { return Ok((n, f(&st))) };
-                if let Some(b) = &file.inline {
-                    copy_inline(b, offset, &mut buf[..n]);
-                    memory.hit();
-                    return Ok((n, f(&st)));
-                }
-                if n == 0 {
-                    return Ok((n, f(&st)));
-                }
-                let (first, last) = (offset / PAGE, (offset + n as u64 - 1) / PAGE);
-                let missing = match file.pages.view(first, last) {
-                    Some(pages) => match copy_pages(&file.map, &pages, offset, 0, &mut buf[..n]) {
-                        None => {
-                            memory.hit();
-                            return Ok((n, f(&st)));
-                        }
-                        Some(lblk) if self.read_around_pages(c, (&st, &pages), offset, (n, buf), lblk)? => {
-                            memory.miss();
-                            return Ok((n, f(&st)));
-                        }
-                        Some(lblk) => lblk,
-                    },
-                    // others may overwrite more pages of them than a reader locks
-                    None => first,
+                let n = bytes_there(&st, offset, buf);
+                let missing = match copy_cached(&st, offset, &mut buf[..n]) {
+                    Cached::All => {
+                        memory.hit();
+                        f(&st);
+                        return Ok(n);
+                    }
+                    Cached::Not(pages, lblk) if self.read_around_pages(c, (&st, &pages), offset, (n, buf), lblk)? => {
+                        memory.miss();
+                        f(&st);
+                        return Ok(n);
+                    }
+                    Cached::Not(_, lblk) => lblk,
+                    Cached::TooManyLocks => offset / PAGE,
                 };
-                (missing, last + 1)
+                (missing, (offset + n as u64).div_ceil(PAGE))
             };
             let mut st = c.state.write();
             self.load_for_reader(c, &mut st, (first, end), ahead)?;
             // copied under the same lock: an evictor could win for ever otherwise
-            let n = st.size.saturating_sub(offset).min(buf.len() as u64) as usize;
+            let n = bytes_there(&st, offset, buf);
             let out = &mut buf[..n];
             let missing = match &mut st.body {
                 Body::File(FileBody { inline: Some(b), .. }) => {
@@ -122,11 +170,11 @@ impl MountedVolume {
             };
             if missing.is_none() {
                 memory.miss();
-                let seen = f(&st);
+                f(&st);
                 drop(st);
                 // only who reads from the device adds pages
                 self.maybe_evict(self.dom(c.domain));
-                return Ok((n, seen));
+                return Ok(n);
             }
         }
     }
@@ -157,10 +205,28 @@ impl Volume {
             FileKind::Dir => return Err(Error::IsDir),
             _ => return Err(Error::Invalid("not a regular file")),
         }
-        let i = self.mounted();
-        let _paid = i.pace(file.cell.domain, Demand::read(buf.len()));
-        let (n, due) =
-            i.read_then(&file.cell, Some(&file.ahead), offset, buf, |st| if noting { i.access_due(st) } else { None })?;
+        if self.mounted().is_paced() {
+            return self.read_paced(file, offset, buf, noting);
+        }
+        self.read_unpaced(file, offset, buf, noting)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn read_paced(&self, file: &OpenFile, offset: u64, buf: &mut [u8], noting: bool) -> Result<usize> {
+        let _paid = self.mounted().pace(file.cell.domain, Demand::read(buf.len()));
+        self.read_unpaced(file, offset, buf, noting)
+    }
+
+    #[inline(always)]
+    fn read_unpaced(&self, file: &OpenFile, offset: u64, buf: &mut [u8], noting: bool) -> Result<usize> {
+        let (i, mut due) = (self.mounted(), None);
+        let note = |st: &State| {
+            if noting {
+                due = i.access_due(st);
+            }
+        };
+        let n = i.read_then(&file.cell, Some(&file.ahead), offset, buf, note)?;
         if let Some(now) = due.filter(|_| n > 0) {
             i.set_atime(&file.cell, now);
         }

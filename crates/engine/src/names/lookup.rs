@@ -227,7 +227,8 @@ impl Volume {
         let n = c.state.read().size as usize;
         let mut b = vec![0; n];
         let i = self.mounted();
-        let (got, due) = i.read_then(&c, None, 0, &mut b, |st| i.access_due(st))?;
+        let mut due = None;
+        let got = i.read_then(&c, None, 0, &mut b, |st| due = i.access_due(st))?;
         b.truncate(got);
         if let Some(now) = due {
             i.set_atime(&c, now);

@@ -473,10 +473,16 @@ impl MountedVolume {
         u64::try_from(self.shared.now().sec).unwrap_or(0)
     }
 
+    /// Whether any tenant has rates that are kept here.
+    #[inline]
+    pub(crate) fn is_paced(&self) -> bool {
+        !self.shared.options.paced_above && self.shared.rates.load(Ordering::Relaxed)
+    }
+
     /// Waits until the tenant of the domain may do what is demanded. The caller holds no lock and is in no gate.
     #[inline]
     pub(crate) fn pace(&self, domain: DomainId, demand: Demand) -> Option<Paid> {
-        if self.shared.options.paced_above || !self.shared.rates.load(Ordering::Relaxed) {
+        if !self.is_paced() {
             return None;
         }
         self.dom(domain).budget.pace(demand)
@@ -485,7 +491,7 @@ impl MountedVolume {
     /// [`Self::pace`] of the inode's domain.
     #[inline]
     pub(crate) fn pace_inode(&self, ino: InodeNo, demand: Demand) -> Option<Paid> {
-        if self.shared.options.paced_above || !self.shared.rates.load(Ordering::Relaxed) {
+        if !self.is_paced() {
             return None;
         }
         self.domain_of(ino)?.budget.pace(demand)
