@@ -2,7 +2,7 @@
 """Do the links between pages lead anywhere? Each relative link of README.md, docs/, python/README.md and contrib/ names a file that is
 there, and a heading of it; docs/SUMMARY.md, the site's table of contents, lists every page of docs/ once; what is quoted as
 `braidfs WORD` is a command of crates/cli/src/main.rs; the functions of "Paths by function" in docs/architecture.md are in the
-files that they are said to be in."""
+files that they are said to be in; each Rust file that a page names is there."""
 
 import itertools
 import pathlib
@@ -61,6 +61,18 @@ def no_commands(page, known):
             yield f"`braidfs {word}`: no such command"
 
 
+def sources():
+    """The Rust files, each as its path behind a slash."""
+    return [f"/{f.relative_to(ROOT)}" for top in ("crates", "fuzz") for f in (ROOT / top).rglob("*.rs") if "target" not in f.parts]
+
+
+def no_files(page, files):
+    """Rust files that a page names, whole or by the end of their paths, and that are none."""
+    for name in sorted(set(re.findall(r"`([\w/.-]+\.rs)`", page.read_text()))):
+        if not any(f.endswith(f"/{name}") for f in files):
+            yield f"`{name}`: no such file"
+
+
 def no_functions():
     """Functions of "Paths by function" that are not in the file named before them."""
     page = DOCS / "architecture.md"
@@ -77,12 +89,12 @@ def no_functions():
 
 
 def main():
-    known = commands()
+    known, files = commands(), sources()
     pages = sorted(DOCS.rglob("*.md"))
     found = [
         f"{page.relative_to(ROOT)}: {what}"
         for page in [ROOT / "README.md", ROOT / "python/README.md", ROOT / "contrib/sqlite/README.md", *pages]
-        for what in itertools.chain(broken(page), no_commands(page, known))
+        for what in itertools.chain(broken(page), no_commands(page, known), no_files(page, files))
     ]
     found += no_functions()
     listed = [str(DOCS / link) for link in LINK.findall((DOCS / "SUMMARY.md").read_text())]

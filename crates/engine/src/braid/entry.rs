@@ -1,4 +1,5 @@
-//! Entries of directories: one function changes them, for an operation and for recovery.
+//! Entries of directories: one function changes them, for an operation and for recovery, but for entries of files in directories that
+//! several threads change (`names/beside.rs`).
 //!
 //! An entry is an index to its inode, which alone says where it hangs. The number of a directory's links follows its
 //! entries, here and nowhere else.

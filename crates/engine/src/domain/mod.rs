@@ -178,7 +178,7 @@ pub struct Domain {
     pub accepted_above: Line<AtomicU64>,
     /// Files to be made whole when there is time.
     pub in_pieces: Mutex<in_pieces::InPieces, rank::InPieces>,
-    /// Names of this domain's directories that inodes left by renames that may not be durable yet.
+    /// Names of this domain's directories that inodes left, by renames or unlinks that may not be durable yet.
     pub vacated: VacatedNames,
     /// Root directory of the tenant that the domain is bound to, 0: none.
     tenant_root: AtomicU64,

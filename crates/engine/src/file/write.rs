@@ -1,7 +1,7 @@
 //! Writing file data: write, append.
 //!
 //! A write changes pages in memory and reserves the blocks that they will need, so that ENOSPC is told here; places are
-//! given when the transaction commits, or under memory pressure (delayed allocation).
+//! given when the file is synced, when the transaction commits, or under memory pressure (delayed allocation).
 
 use super::reserve::Reserve;
 use super::{PAGE, SIZE_MAX};

@@ -181,7 +181,7 @@ impl Volume {
     }
 
     /// [`Self::fsync`] on this thread where that costs less than handing it to another one, and takes nothing from others:
-    /// fewer than `threads` fsyncs are under way, no more than those have lately been, the device is quick and the file has
+    /// fewer than `threads` fsyncs are under way, no more than `threads` were in the last 10 ms, the device is quick and the file has
     /// at most 1 MiB to write. `None` where it is not so, or where the fsync needs a commit: it is still to be done, by
     /// [`Self::fsync_start`].
     pub fn fsync_here(&self, ino: InodeNo, data_only: bool, threads: usize) -> Option<Result<()>> {

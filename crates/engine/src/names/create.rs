@@ -37,11 +37,7 @@ impl MountedVolume {
         }
         st.flags |= dir.flags & PROJECT_MASK;
         if new.kind == FileKind::Dir {
-            st.placement = match dir.placement {
-                // below the top level nothing spreads any more
-                Placement::Unset => Placement::Unset,
-                p => p,
-            };
+            st.placement = dir.placement;
         }
         if new.kind == FileKind::Symlink {
             if new.target.len() > 4095 {

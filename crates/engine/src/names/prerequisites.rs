@@ -77,7 +77,7 @@ impl MountedVolume {
         self.dom(dir.domain).vacated.of_dir(dir.ino).any(|d, t| self.pending(d, t))
     }
 
-    /// Makes the rename durable by which an inode of another domain than `newcomer` left `dir/name`, if there is one.
+    /// Makes the rename or unlink durable by which an inode of another domain than `newcomer` left `dir/name`, if there is one.
     /// Not inside a gate. One of the rare commits in the foreground.
     pub fn commit_vacating_rename(&self, dir: &Cell, name: &[u8], newcomer: DomainId) -> Result<()> {
         match take_name(&self.vacated_by(dir, name), newcomer) {
@@ -106,7 +106,7 @@ impl MountedVolume {
         self.commit_some(&waits)
     }
 
-    /// Makes all renames away from a directory durable before it goes ([`Self::vacated_in`]). Not inside a gate.
+    /// Makes all renames and unlinks from a directory durable before it goes ([`Self::vacated_in`]). Not inside a gate.
     pub fn commit_vacating_renames(&self, dir: &Cell, end: DomainId) -> Result<()> {
         self.commit_some(&self.vacated_in(dir, end))
     }

@@ -277,7 +277,7 @@ impl MountedVolume {
         Ok(())
     }
 
-    /// Marks the domains as in use, completes recovery, makes it durable.
+    /// Completes recovery, makes it durable, and marks the domains as in use.
     fn start(self: &Arc<Self>, recovered: Vec<Recovered>) -> Result<()> {
         let dirty = recovered.iter().any(|r| r.dirty);
         if dirty {
