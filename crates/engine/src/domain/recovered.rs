@@ -6,7 +6,8 @@ use braidfs_format::inode::{Inode, Link};
 use braidfs_format::node::NodeRecord;
 use std::sync::Arc;
 
-/// A directory entry that a replayed transaction changed: of another domain than its inode, or of an inode whose fate depends on one of another domain.
+/// A directory entry that a replayed transaction changed: of another domain than its inode, or of an inode whose fate depends on
+/// one of another domain.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Hint {
     /// Number of the directory.

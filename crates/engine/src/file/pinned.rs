@@ -7,6 +7,7 @@
 //! ([`crate::domain::memory`]).
 
 use super::PAGE;
+use super::read::clip;
 use crate::cell::extents::ExtentMap;
 use crate::cell::frames::pool::Home;
 use crate::cell::pages::Page;
@@ -135,13 +136,6 @@ fn collect(map: &ExtentMap, pages: &View<'_>, offset: u64, n: usize, pieces: &mu
         done += to - from;
     }
     None
-}
-
-/// What of `len` bytes from `offset` on is of the file, and the pages that it lies in.
-fn clip(st: &State, offset: u64, len: usize) -> (usize, Range<u64>) {
-    let n = st.size.saturating_sub(offset).min(len as u64) as usize;
-    let first = offset / PAGE;
-    (n, first..if n == 0 { first } else { (offset + n as u64).div_ceil(PAGE) })
 }
 
 /// The only piece of a file whose content is in its inode: a copy, since that has no page.

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::planted::sharing::{Place, share};
 use crate::types::*;
 use crate::volume::{MountedVolume, OpenFile, Volume};
+use std::ops::Range;
 use std::sync::Arc;
 
 fn copy_inline(content: &[u8], offset: u64, buf: &mut [u8]) {
@@ -38,10 +39,12 @@ fn copy_pages(map: &ExtentMap, pages: &View<'_>, offset: u64, mut done: usize, b
     None
 }
 
-/// How many of the bytes that are asked for the file has.
+/// How many of `len` bytes from `offset` on are of the file, and the pages that they lie in.
 #[inline(always)]
-fn bytes_there(st: &State, offset: u64, buf: &[u8]) -> usize {
-    st.size.saturating_sub(offset).min(buf.len() as u64) as usize
+pub(super) fn clip(st: &State, offset: u64, len: usize) -> (usize, Range<u64>) {
+    let n = st.size.saturating_sub(offset).min(len as u64) as usize;
+    let first = offset / PAGE;
+    (n, first..if n == 0 { first } else { (offset + n as u64).div_ceil(PAGE) })
 }
 
 /// What of the bytes that were asked for is in memory.
@@ -114,7 +117,7 @@ impl MountedVolume {
     ) -> Result<usize> {
         {
             let st = c.state.read();
-            let n = bytes_there(&st, offset, buf);
+            let (n, _) = clip(&st, offset, buf.len());
             if let Cached::All = copy_cached(&st, offset, &mut buf[..n]) {
                 self.dom(c.domain).memory.hit();
                 f(&st);
@@ -138,27 +141,27 @@ impl MountedVolume {
         loop {
             let (first, end) = {
                 let st = c.state.read();
-                let n = bytes_there(&st, offset, buf);
+                let (n, pages) = clip(&st, offset, buf.len());
                 let missing = match copy_cached(&st, offset, &mut buf[..n]) {
                     Cached::All => {
                         memory.hit();
                         f(&st);
                         return Ok(n);
                     }
-                    Cached::Not(pages, lblk) if self.read_around_pages(c, (&st, &pages), offset, (n, buf), lblk)? => {
+                    Cached::Not(view, lblk) if self.read_around_pages(c, (&st, &view), offset, (n, buf), lblk)? => {
                         memory.miss();
                         f(&st);
                         return Ok(n);
                     }
                     Cached::Not(_, lblk) => lblk,
-                    Cached::TooManyLocks => offset / PAGE,
+                    Cached::TooManyLocks => pages.start,
                 };
-                (missing, (offset + n as u64).div_ceil(PAGE))
+                (missing, pages.end)
             };
             let mut st = c.state.write();
             self.load_for_reader(c, &mut st, (first, end), ahead)?;
             // copied under the same lock: an evictor could win for ever otherwise
-            let n = bytes_there(&st, offset, buf);
+            let (n, _) = clip(&st, offset, buf.len());
             let out = &mut buf[..n];
             let missing = match &mut st.body {
                 Body::File(FileBody { inline: Some(b), .. }) => {

@@ -347,7 +347,7 @@ impl Volume {
 
 impl MountedVolume {
     fn quota_clock(&self) -> u64 {
-        u64::try_from(self.shared.now().sec).unwrap_or(0)
+        u64::try_from(self.shared.second()).unwrap_or(0)
     }
 
     /// The limits, but for those of directories that were removed and for which nothing counts any more: their room and their

@@ -470,7 +470,7 @@ impl MountedVolume {
 
     /// Seconds since 1970.
     fn seconds(&self) -> u64 {
-        u64::try_from(self.shared.now().sec).unwrap_or(0)
+        u64::try_from(self.shared.second()).unwrap_or(0)
     }
 
     /// Whether any tenant has rates that are kept here.

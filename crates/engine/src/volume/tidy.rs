@@ -65,7 +65,7 @@ impl MountedVolume {
 
     fn tidy_file(&self, d: &Arc<Domain>, ino: InodeNo, from: u64) -> (Progress, bool) {
         let Ok(Some(c)) = d.find(ino) else { return (Progress::Ended { extents: 0 }, false) };
-        let age = self.shared.now().sec - c.state.read().mtime.sec;
+        let age = self.shared.second() - c.state.read().mtime.sec;
         // a time of the future was set by somebody
         if (0..SETTLED_SECONDS).contains(&age) {
             return (Progress::Later, false);
