@@ -98,6 +98,48 @@ pub fn fill(v: &Volume, f: &OpenFile, most: u64) -> u64 {
     at
 }
 
+/// Two directories, of different domains.
+pub fn two_directories(v: &Volume) -> [InodeNo; 2] {
+    let a = create(v, ROOT, "a", FileKind::Dir);
+    let other = |n: &u32| {
+        let b = create(v, ROOT, &format!("b{n}"), FileKind::Dir);
+        (v.domain_of(a).unwrap() != v.domain_of(b).unwrap()).then_some(b)
+    };
+    [a, (0..64).find_map(|n| other(&n)).expect("a second domain")]
+}
+
+/// Groups that are no domain's.
+pub fn groups_of_nobody(v: &Volume) -> u32 {
+    v.super_block().groups.get() - v.domains().iter().map(|d| d.groups).sum::<u32>()
+}
+
+/// Blocks that were moved so that a group became another domain's.
+pub fn relocated(v: &Volume) -> u64 {
+    v.domains().iter().map(|d| d.relocated_blocks).sum()
+}
+
+/// A directory with files of 512 KiB, so many MiB in all as there is room for or `most`; of them three in four are removed
+/// then, so that each group is in use to a quarter. `between` is done before they are. The files that are there.
+pub fn in_pieces(v: &Volume, dir: InodeNo, most: u64, between: impl FnOnce()) -> Vec<OpenFile> {
+    let mut files = Vec::new();
+    let half = |f: &OpenFile| v.write(f, 0, &content(0)[..(MIB / 2) as usize]);
+    while (files.len() as u64) < 2 * most {
+        let f = file(v, dir, &format!("f{}", files.len()));
+        match half(&f) {
+            Ok(n) if n as u64 == MIB / 2 => files.push(f),
+            Ok(_) | Err(Error::NoSpace) => break,
+            Err(e) => panic!("file {}: {e}", files.len()),
+        }
+    }
+    v.sync().unwrap();
+    between();
+    let (kept, gone): (Vec<_>, Vec<_>) = files.into_iter().enumerate().partition(|(n, _)| n % 4 == 1);
+    gone.iter().for_each(|(n, _)| v.unlink(dir, format!("f{n}").as_bytes()).unwrap());
+    drop(gone);
+    v.sync().unwrap();
+    kept.into_iter().map(|(_, f)| f).collect()
+}
+
 /// A file is `size` bytes long, as [`fill`] wrote them.
 pub fn holds(v: &Volume, f: &OpenFile, size: u64) {
     assert_eq!(v.getattr(f.ino()).unwrap().size, size, "inode {}", f.ino());

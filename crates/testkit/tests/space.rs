@@ -4,9 +4,11 @@ use braidfs::{
     Cred, Error, FallocMode, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenFile, StatFs, Volume, mkfs,
 };
 use braidfs_device::{Device, MemDevice};
+use braidfs_testkit::small::two_directories;
 use braidfs_testkit::walk::fsck;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 const ROOT: InodeNo = InodeNo::ROOT;
 const MIB: u64 = 1 << 20;
@@ -38,12 +40,6 @@ fn file(v: &Volume, dir: InodeNo, name: &str) -> OpenFile {
 }
 
 /// Two directories in different domains.
-fn two_dirs(v: &Volume) -> [InodeNo; 2] {
-    let a = mkdir(v, "a");
-    let b = (0..8).map(|i| mkdir(v, &format!("b{i}"))).find(|b| v.domain_of(*b).unwrap() != v.domain_of(a).unwrap());
-    [a, b.expect("a directory in another domain")]
-}
-
 /// Writes until there is no room; bytes.
 fn fill(v: &Volume, f: &OpenFile, byte: u8) -> u64 {
     let data = vec![byte; MIB as usize];
@@ -112,7 +108,7 @@ fn emptied_groups_go_to_the_domain_that_needs_them() {
     for domains in [2, 8] {
         let d = device(96, domains);
         let mut v = mount(&d);
-        let dirs = two_dirs(&v);
+        let dirs = two_directories(&v);
         v.sync().unwrap();
         let first = dirs.map(|dir| offered(&v, dir));
         for n in 0..6 {
@@ -188,7 +184,7 @@ fn new_files_go_where_there_is_room() {
 fn numbers_of_a_group_that_moved_are_nobodys_until_they_are_given_again() {
     let d = device(32, 2);
     let v = mount(&d);
-    let [a, b] = two_dirs(&v);
+    let [a, b] = two_directories(&v);
     let mut old = BTreeMap::new();
     for i in 0..5000 {
         let made = create(&v, a, &format!("n{i}"), FileKind::File).unwrap();
@@ -226,15 +222,33 @@ fn numbers_of_a_group_that_moved_are_nobodys_until_they_are_given_again() {
     fsck(&[d]).unwrap();
 }
 
+/// Counts who works still, also where it fails.
+struct Done<'a>(&'a AtomicUsize);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+/// `df` counts none of them twice, whoever has it just then.
 #[test]
 fn groups_go_to_and_fro_under_load() {
     let d = device(64, 4);
     let v = mount(&d);
     let dirs: Vec<_> = (0..4).map(|i| mkdir(&v, &format!("d{i}"))).collect();
+    let (blocks, working) = (v.statfs().blocks, AtomicUsize::new(dirs.len()));
     std::thread::scope(|s| {
+        s.spawn(|| {
+            while working.load(Relaxed) > 0 {
+                // less while a group is emptied, of which nobody is given what is free
+                assert!(v.statfs().blocks <= blocks);
+            }
+        });
         for (t, dir) in dirs.iter().enumerate() {
-            let v = &v;
+            let (v, working) = (&v, &working);
             s.spawn(move || {
+                let _done = Done(working);
                 let mut rng = fastrand::Rng::with_seed(t as u64);
                 for n in 0..60 {
                     let name = format!("f{n}");
@@ -259,6 +273,7 @@ fn groups_go_to_and_fro_under_load() {
         }
     });
     v.sync().unwrap();
+    assert_eq!(v.statfs().blocks, blocks);
     v.unmount().unwrap();
     fsck(&[d]).unwrap();
 }
@@ -371,7 +386,7 @@ fn groups_in_use_are_emptied_for_the_domain_that_needs_them() {
     for domains in [2, 8] {
         let d = device(96, domains);
         let v = mount(&d);
-        let [a, b] = two_dirs(&v);
+        let [a, b] = two_directories(&v);
         let mut files = Vec::new();
         'full: loop {
             let number = files.len();
@@ -445,7 +460,7 @@ fn what_a_front_end_has_accepted_stays_room_of_its_domain() {
     for in_pieces in [false, true] {
         let d = device(96, 2);
         let v = mount(&d);
-        let [a, b] = two_dirs(&v);
+        let [a, b] = two_directories(&v);
         let domain = v.domain_of(b).unwrap();
         let mut files = Vec::new();
         loop {
@@ -506,7 +521,7 @@ fn fill_to(v: &Volume, f: &OpenFile, bytes: u64) {
 fn room_is_claimed_where_it_suffices() {
     let d = device(96, 2);
     let v = mount(&d);
-    let [a, _] = two_dirs(&v);
+    let [a, _] = two_directories(&v);
     let f = file(&v, a, "f");
     let domain = v.domain_of(a).unwrap();
     let (own, all) = (v.own_room(domain), v.domain_room(domain));
@@ -524,7 +539,7 @@ fn room_is_claimed_where_it_suffices() {
 fn room_is_claimed_where_only_metadata_lies() {
     let d = device(192, 2);
     let v = mount(&d);
-    let [a, b] = two_dirs(&v);
+    let [a, b] = two_directories(&v);
     let f = file(&v, a, "f");
     let domain = v.domain_of(a).unwrap();
     // the other domain takes all there is, then keeps only names in it

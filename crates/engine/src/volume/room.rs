@@ -406,6 +406,8 @@ impl Volume {
     /// Space and inodes of the whole volume: `available` is what all domains together could still write.
     pub fn statfs(&self) -> StatFs {
         let i = self.mounted();
+        // a group that goes from hand to hand meanwhile would count twice, or not at all
+        let bat = i.bat.lock();
         let mut s = StatFs::default();
         for d in &i.domains {
             let x = d.space.stats();
@@ -416,7 +418,7 @@ impl Volume {
             s.inodes_free += d.nodes.free_for_inodes();
         }
         let g = i.store.geometry();
-        let free_groups = u64::from(i.bat.lock().free_groups());
+        let free_groups = u64::from(bat.free_groups());
         let unclaimed = i.shared.unclaimed.load(Ordering::Relaxed);
         s.blocks += unclaimed;
         s.free += unclaimed;
