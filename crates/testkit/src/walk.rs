@@ -252,12 +252,31 @@ pub fn difference(got: &Sparse, want: &Sparse) -> Option<String> {
 /// # Errors
 /// The findings, one a line.
 pub fn fsck(devices: &[Arc<dyn Device>]) -> Result<(), String> {
-    let options = FsckOptions { repair: false, force: true };
-    let report =
-        check(devices, &options, &braidfs::JournalReplay, &|_, _, _| {}).map_err(|e| format!("fsck failed: {e}"))?;
-    if report.findings.is_empty() {
+    let found = findings(devices, false)?;
+    if found.is_empty() {
         return Ok(());
     }
-    let lines: Vec<String> = report.findings.iter().map(|f| format!("{}: {}", f.code, f.message)).collect();
+    let lines: Vec<String> = found.iter().map(|(code, why)| format!("{code}: {why}")).collect();
     Err(format!("fsck finds\n  {}", lines.join("\n  ")))
+}
+
+/// Runs fsck on an unmounted volume and has it mend what it finds: codes and messages.
+///
+/// # Errors
+/// What keeps it from that.
+pub fn repair(devices: &[Arc<dyn Device>]) -> Result<Vec<(u32, String)>, String> {
+    findings(devices, true)
+}
+
+/// Whether fsck says by this code that one copy of a pair does not hold and the other one does.
+pub fn is_of_a_copy(code: u32) -> bool {
+    use braidfs_check::codes::{BAT_COPY, DOMAIN_COPY, GROUP_COPY, NODES_COPY, OWNERS_COPY, SEGMENTS_COPY, SUPER_COPY};
+    [BAT_COPY, DOMAIN_COPY, GROUP_COPY, NODES_COPY, OWNERS_COPY, SEGMENTS_COPY, SUPER_COPY].contains(&code)
+}
+
+fn findings(devices: &[Arc<dyn Device>], repair: bool) -> Result<Vec<(u32, String)>, String> {
+    let options = FsckOptions { repair, force: true };
+    let report =
+        check(devices, &options, &braidfs::JournalReplay, &|_, _, _| {}).map_err(|e| format!("fsck failed: {e}"))?;
+    Ok(report.findings.into_iter().map(|f| (f.code, f.message)).collect())
 }

@@ -89,6 +89,8 @@ pub struct Group {
     pub doubtful: Vec<u32>,
     /// The segment table may be older than the volume.
     pub segments_doubtful: bool,
+    /// The segment table is that of the last checkpoint for certain, also where its other copy does not hold.
+    pub segments_proven: bool,
     /// The segment table is to be written as it is here.
     pub segments_dirty: bool,
     /// Halves of owner tables that are lost: counted through the segments.
@@ -108,6 +110,13 @@ impl Group {
     pub fn floor(&self, index: usize) -> u64 {
         let base = self.table_seq & !u64::from(u32::MAX);
         self.written.counts.get(index).map_or(0, |c| base + u64::from(*c))
+    }
+
+    /// The segment table is that of the last checkpoint: of the other tables those are new enough that were written as often as it
+    /// says.
+    pub fn believe_segments(&mut self) {
+        (self.segments_doubtful, self.segments_proven) = (false, true);
+        self.doubtful.retain(|index| self.entries_dirty[*index as usize]);
     }
 
     /// Whether the device lost the newest copy of table `index`, of which `state` was found: then notes it.

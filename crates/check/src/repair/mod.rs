@@ -9,7 +9,7 @@ pub mod prepare;
 
 use crate::error::Result;
 use crate::model::Model;
-use crate::pair::{PairState, write_both};
+use crate::pair::{CopyState, PairState, write_both};
 use crate::parts::domain::{Domain, Group};
 use crate::report::Log;
 use crate::rules::volume::{bat_place, header_place};
@@ -83,8 +83,18 @@ fn write_pair(
     encode: &dyn Fn(usize, u64) -> Vec<u8>,
 ) -> Result<()> {
     let pair = Log::default().read(store, addr, 2);
-    let state = PairState::of(&pair, kind, store.volume, addr.0);
-    write_both(&state, floor, encode, &|copy, block| Ok(store.write(BlockAddr(addr.0 + copy as u64), block)?))
+    write_copies(store, addr, &PairState::of(&pair, kind, store.volume, addr.0), floor, encode)
+}
+
+/// [`write_pair`], of a pair that was looked at.
+fn write_copies(
+    store: &Store,
+    addr: BlockAddr,
+    state: &PairState,
+    floor: u64,
+    encode: &dyn Fn(usize, u64) -> Vec<u8>,
+) -> Result<()> {
+    write_both(state, floor, encode, &|copy, block| Ok(store.write(BlockAddr(addr.0 + copy as u64), block)?))
 }
 
 /// The `seq` of the pair at `addr`, as it is on the device; 0 where it does not hold.
@@ -107,10 +117,19 @@ fn count_tables(store: &Store, group: u32, checkpoint: u64) -> Written {
 
 /// Writes the segment table of `group`, after all its other tables.
 fn write_segments(store: &Store, domain: u16, group: &Group, segments: &[SegmentEntry], checkpoint: u64) -> Result<()> {
-    let addr = store.geometry().segment_table_addr(group.number);
+    let (g, volume) = (store.geometry(), store.volume);
+    let addr = g.segment_table_addr(group.number);
     let written = count_tables(store, group.number, checkpoint);
-    write_pair(store, addr, BlockKind::SegmentTable, claim_seq(group.epoch), &|copy, seq| {
-        SegmentTable::encode(segments, &written, domain, store.volume, addr, copy, seq)
+    let pair = Log::default().read(store, addr, 2);
+    let mut state = PairState::of(&pair, BlockKind::SegmentTable, volume, addr.0);
+    // A copy of a checkpoint that did not end does not count, and may be of the next claim: the group was being given up.
+    if let Ok(t) = SegmentTable::decode_upto(&pair, g.segments, volume, addr, checkpoint)
+        && t.unfinished
+    {
+        state.0[1 - t.copy] = CopyState::Blank;
+    }
+    write_copies(store, addr, &state, claim_seq(group.epoch), &|copy, seq| {
+        SegmentTable::encode(segments, &written, domain, volume, addr, copy, seq)
     })
 }
 

@@ -2,8 +2,9 @@
 //!
 //! A replay trusts the tables that it starts from. So what is damaged in them is mended first: a node table that lost a
 //! copy is brought up to date from the node blocks; a group whose segment table or owner table lost one gives out no
-//! block until the check has counted its blocks. What the crash itself tore is in the journal and comes out right all
-//! the same. A journal with a gap is cut there, and the inodes whose changes are lost are named.
+//! block until the check has counted its blocks. Where the sum in the domain's header says that the segment tables are
+//! those of its last checkpoint, and these that a table was written as often as it was, the copy that does not hold is the
+//! one that did not count: the crash tore it. A journal with a gap is cut there, and the inodes whose changes are lost are named.
 
 use crate::codes;
 use crate::error::Result;
@@ -137,7 +138,7 @@ fn doubt_space(store: &Store, log: &mut Log, journal: Option<(u64, u64)>, group:
         let table = owners(store, log, &mut mend, group, half, &pair);
         group.mend = mend;
         group.counts_wrong |= table.old;
-        doubt |= (table.old || table.damaged) && has_owners(group, half);
+        doubt |= (table.old || table.damaged && !group.segments_proven) && has_owners(group, half);
         if table.owners.is_none() {
             group.owners_lost.push(half);
             doubt = true;

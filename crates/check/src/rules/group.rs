@@ -66,6 +66,7 @@ pub fn parse_group(
         doubtful: Vec::new(),
         segments_dirty: false,
         segments_doubtful: false,
+        segments_proven: false,
         owners_lost: Vec::new(),
         mend: Vec::new(),
         table_seq: 0,

@@ -30,6 +30,11 @@ pub fn read_groups(store: &Store, log: &mut Log, domain: &mut Domain, bat: &[Bat
     let Some(sum) = domain.header.map(|h| h.tables.get()) else { return };
     let tables: Vec<(u32, u64)> = domain.groups.values().map(|g| (g.number, g.table_seq)).collect();
     if table_sum(&tables) == sum {
+        // They are those of the last checkpoint, and say how often it had written each other table. A copy that does not hold is
+        // the other one then: an older one, or of a checkpoint that did not end.
+        if !domain.header_dirty {
+            domain.groups.values_mut().for_each(Group::believe_segments);
+        }
         return;
     }
     let damaged = |g: &Group| g.segments.is_none() || g.segments_doubtful;

@@ -2,8 +2,8 @@
 //!
 //! Every crash image is *decided*: recovered and judged itself, or found to hold the same bytes as one that was, wherever
 //! that one's recovery and the walk after it looked ([`super::tree`]). Of each kind of recovery so found the first may be
-//! looked at *deeply* (the volume is used, unmounted, checked with fsck and mounted again) and may be crashed itself, at
-//! each of its writes. [`Counts`] keeps these apart.
+//! looked at *deeply* (the volume is used, unmounted, checked with fsck and mounted again; and fsck looks at the crash state, which is
+//! mounted behind it) and may be crashed itself, at each of its writes. [`Counts`] keeps these apart.
 
 use super::tree::ReadTree;
 use crate::late::{Durable, ImageHash, Late};
@@ -11,7 +11,7 @@ use crate::oracle::Oracle;
 use crate::quota;
 use crate::run::{Setup, guarded, mount, set_clock};
 use crate::states::{Budget, CrashState, Log, each};
-use crate::walk::{Seen, fsck, walk};
+use crate::walk::{Seen, fsck, is_of_a_copy, repair, walk};
 use braidfs::{Cred, FileKind, InodeNo, NewNode, Volume};
 use braidfs_device::{Device, TraceDevice};
 use foldhash::HashSet;
@@ -64,7 +64,8 @@ pub struct Counts {
     pub recoveries: u64,
     /// Of these, such as were decided already and run to compare.
     pub rechecked: u64,
-    /// Recoveries after which the volume was used, unmounted, checked and mounted again.
+    /// Recoveries after which the volume was used, unmounted, checked and mounted again; and the crash state, with an fsck
+    /// before the mount, once more.
     pub deep: u64,
     /// Recoveries that were crashed themselves.
     pub crashed: u64,
@@ -216,6 +217,21 @@ fn deep(vol: Volume, device: &Arc<dyn Device>, setup: &Setup, seen: &Seen, colle
         return Err(format!("space after recovery {space:?}, after the second mount {counted:?}"));
     }
     same_tree(seen, &again).map_err(|e| format!("the second mount shows something else: {e}"))
+}
+
+/// As at a boot: fsck looks at what the crash left, finds nothing but copies that it tore, mends those, and a mount then shows what
+/// one without fsck does.
+fn fsck_first(device: &Arc<dyn Device>, setup: &Setup, seen: &Seen) -> Result<(), String> {
+    let one = std::slice::from_ref(device);
+    let found = repair(one).map_err(|e| format!("before a mount: {e}"))?;
+    if let Some((code, why)) = found.iter().find(|(code, _)| !is_of_a_copy(*code)) {
+        return Err(format!("fsck of the crash state finds {code}: {why}"));
+    }
+    fsck(one).map_err(|e| format!("fsck again: {e}"))?;
+    let vol = mount(one, setup).map_err(|e| format!("mount after fsck: {e}"))?;
+    let again = walk(&vol).map_err(|e| format!("after fsck: {e}"))?;
+    vol.crash();
+    same_tree(seen, &again).map_err(|e| format!("fsck before the mount shows something else: {e}"))
 }
 
 /// What a recovery showed, in 64 bits.
@@ -450,6 +466,7 @@ impl<'a> Checker<'a> {
             quota::holds(&vol, self.setup)?;
             if go_on {
                 deep(vol, &device, self.setup, &seen, collect)?;
+                fsck_first(&(Arc::new(late.device(state)) as Arc<dyn Device>), self.setup, &seen)?;
             } else {
                 vol.crash();
             }
