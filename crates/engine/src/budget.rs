@@ -14,6 +14,8 @@
 //! place of time, so that a limit may change while somebody waits. What he took and did not need he gives back: the mark
 //! jumps.
 //!
+//! **Who pays** is whose domain it is, but where a domain empties a group for another one: then that one does ([`paid_by`]).
+//!
 //! All of it lies behind one lock of the domain, which nobody takes where there is no limit.
 //!
 //! **Processor time** of a front end's threads has a bucket of its own, in nanoseconds ([`serving`]): who comes takes what the
@@ -23,7 +25,7 @@ use crate::types::{Demand, Rate, Rates, Way};
 use braidfs_format::domain::{DomainHeader, TenantRate};
 use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -126,6 +128,34 @@ pub struct Budget {
 thread_local! {
     /// What this thread has paid for in advance: of which budget, which way, bytes and requests.
     static PAID: Cell<(usize, usize, [u64; 2])> = const { Cell::new((0, 0, [0; 2])) };
+    static INSTEAD: RefCell<Option<Instead>> = const { RefCell::new(None) };
+}
+
+/// What this thread charges `spared` for is charged to `payer`, or to nobody.
+struct Instead {
+    spared: Arc<Budget>,
+    payer: Option<Arc<Budget>>,
+}
+
+/// Who pays for what is charged: see [`paid_by`].
+enum PaidBy {
+    Itself,
+    Other(Arc<Budget>),
+    Nobody,
+}
+
+/// Does something for another domain: what this thread charges `spared` for is charged to `payer`, or to nobody. What other threads
+/// do of it (who helps a commit) is not.
+pub fn paid_by<R>(spared: &Arc<Budget>, payer: Option<&Arc<Budget>>, does: impl FnOnce() -> R) -> R {
+    /// Also where it panics, the next one pays for himself.
+    struct Before(Option<Instead>);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            INSTEAD.replace(self.0.take());
+        }
+    }
+    let _before = Before(INSTEAD.replace(Some(Instead { spared: spared.clone(), payer: payer.cloned() })));
+    does()
 }
 
 impl Budget {
@@ -199,7 +229,23 @@ impl Budget {
     }
 
     #[cold]
-    fn charge_now(&self, way: Way, mut units: [u64; 2]) {
+    fn charge_now(&self, way: Way, units: [u64; 2]) {
+        match self.payer() {
+            PaidBy::Itself => self.take(way, units),
+            PaidBy::Other(payer) if payer.is_on() => payer.take(way, units),
+            PaidBy::Other(_) | PaidBy::Nobody => {}
+        }
+    }
+
+    /// Who pays for what this thread does.
+    fn payer(&self) -> PaidBy {
+        INSTEAD.with_borrow(|instead| match instead {
+            Some(i) if i.spared.address() == self.address() => i.payer.clone().map_or(PaidBy::Nobody, PaidBy::Other),
+            _ => PaidBy::Itself,
+        })
+    }
+
+    fn take(&self, way: Way, mut units: [u64; 2]) {
         let (whose, paid_way, mut paid) = PAID.get();
         let whole = units;
         if whose == self.address() && paid_way == way as usize {
@@ -279,9 +325,17 @@ impl Budget {
     /// So much was spent on it, by a request or in the background.
     pub fn charge_time(&self, ns: u64, request: bool) {
         if ns > 0 && self.is_timed() {
-            let now = self.now();
-            self.meter.lock().serving.charge(now, ns, request);
+            match self.payer() {
+                PaidBy::Itself => self.take_time(ns, request),
+                PaidBy::Other(payer) if payer.is_timed() => payer.take_time(ns, request),
+                PaidBy::Other(_) | PaidBy::Nobody => {}
+            }
         }
+    }
+
+    fn take_time(&self, ns: u64, request: bool) {
+        let now = self.now();
+        self.meter.lock().serving.charge(now, ns, request);
     }
 
     /// How long this thread has run, ns.

@@ -3,9 +3,10 @@
 //! What was synced before must be there, the volume has its old size or the new one, fsck finds nothing, and the same
 //! change goes on to its end. The growth needs more pairs of the group table than the volume had.
 
+use crate::small::{ROOT, create};
 use crate::states::{Budget, CrashState, Log, each};
 use crate::walk::fsck;
-use braidfs::{Cred, MkfsOptions, MountOptions, NewSize, OpenHow, Volume, mkfs};
+use braidfs::{Cred, FileKind, MkfsOptions, MountOptions, NewSize, OpenHow, RenameMode, Volume, mkfs};
 use braidfs_device::{CutDevice, Device, Event, Keep, MemDevice, RecordDevice, SECTOR_BYTES};
 use std::sync::Arc;
 
@@ -77,23 +78,35 @@ struct Sizes {
     device: u64,
     /// Files that lay at the end.
     kept: std::ops::Range<u64>,
+    /// Files of another domain, of which every fourth is there.
+    quarter: u64,
 }
 
 /// Files of a MiB before a volume becomes smaller, of which the last ones stay.
 const PIECES: u64 = 36;
 const KEPT: u64 = 3;
 
-fn pieces_hold(v: &Volume, kept: std::ops::Range<u64>) -> Result<(), String> {
-    for n in kept {
-        let how = OpenHow { read: true, ..OpenHow::default() };
-        let f = v.open_path(format!("p{n}").as_bytes(), how, &Cred::root()).map_err(|e| format!("p{n}: {e}"))?;
-        let mut got = vec![0; MIB as usize + 1];
-        let len = v.read(&f, 0, &mut got).map_err(|e| format!("p{n}: {e}"))?;
-        if len as u64 != MIB || got[..len].iter().any(|b| *b != n as u8) {
-            return Err(format!("p{n}: other content, {len} bytes"));
-        }
+fn make_piece(v: &Volume, name: &str, n: u64, bytes: u64) -> braidfs::Result<()> {
+    let create = OpenHow { write: true, create: true, mode: 0o644, ..OpenHow::default() };
+    let f = v.open_path(name.as_bytes(), create, &Cred::root())?;
+    v.write(&f, 0, &vec![n as u8; bytes as usize])?;
+    v.fsync(f.ino(), false)
+}
+
+fn piece_holds(v: &Volume, name: &str, n: u64, bytes: u64) -> Result<(), String> {
+    let how = OpenHow { read: true, ..OpenHow::default() };
+    let f = v.open_path(name.as_bytes(), how, &Cred::root()).map_err(|e| format!("{name}: {e}"))?;
+    let mut got = vec![0; bytes as usize + 1];
+    let len = v.read(&f, 0, &mut got).map_err(|e| format!("{name}: {e}"))?;
+    if len as u64 != bytes || got[..len].iter().any(|b| *b != n as u8) {
+        return Err(format!("{name}: other content, {len} bytes"));
     }
     Ok(())
+}
+
+fn pieces_hold(v: &Volume, sizes: &Sizes) -> Result<(), String> {
+    sizes.kept.clone().try_for_each(|n| piece_holds(v, &format!("p{n}"), n, MIB))?;
+    (1..sizes.quarter).step_by(4).try_for_each(|n| piece_holds(v, &format!("other/q{n}"), n, MIB / 2))
 }
 
 /// The write that gives a group up may be torn: then the copy of the segment table that does not count stays damaged until the
@@ -117,7 +130,7 @@ fn look(images: Vec<MemDevice>, sizes: &Sizes, promised: Promised) -> Result<boo
     let v = Volume::mount(devices.clone(), options()).map_err(text)?;
     holds(&v, "before", 1)?;
     holds(&v, "meanwhile", 2)?;
-    pieces_hold(&v, sizes.kept.clone())?;
+    pieces_hold(&v, sizes)?;
     let is_old = used(&v) == sizes.old;
     if !is_old && used(&v) != sizes.new {
         return Err(format!("{} bytes, which is neither {} nor {}", used(&v), sizes.old, sizes.new));
@@ -130,7 +143,7 @@ fn look(images: Vec<MemDevice>, sizes: &Sizes, promised: Promised) -> Result<boo
     }
     let v = if sizes.new < sizes.old {
         v.unmount().map_err(text)?;
-        fsck(&devices).or_else(only_torn_copies)?;
+        fsck(&devices).or_else(only_torn_copies).map_err(|e| format!("after a mount: {e}"))?;
         Volume::mount(devices.clone(), options()).map_err(text)?
     } else {
         v
@@ -149,7 +162,7 @@ fn look(images: Vec<MemDevice>, sizes: &Sizes, promised: Promised) -> Result<boo
     }
     holds(&v, "before", 1)?;
     holds(&v, "meanwhile", 2)?;
-    pieces_hold(&v, sizes.kept.clone())?;
+    pieces_hold(&v, sizes)?;
     v.unmount().map_err(text)?;
     fsck(&devices).map_err(|e| format!("after the second attempt: {e}"))?;
     Ok(is_old)
@@ -161,33 +174,88 @@ fn look(images: Vec<MemDevice>, sizes: &Sizes, promised: Promised) -> Result<boo
 /// # Errors
 /// The first state that is none of those that may be.
 pub fn every_crash_of_a_shrink() -> Result<(usize, usize), String> {
-    const BEFORE: u64 = 48 * MIB;
-    const AFTER: u64 = 32 * MIB;
+    let sizes = Sizes { old: 48 * MIB, new: 32 * MIB, device: 32 * MIB, kept: PIECES - KEPT..PIECES, quarter: 0 };
     let text = |e: braidfs::Error| e.to_string();
-    let small = Arc::new(MemDevice::new(BEFORE / BLOCK));
-    let device: Arc<dyn Device> = small.clone();
-    let how = MkfsOptions { domains: Some(2), group_bytes: Some(4 * MIB), ..MkfsOptions::default() };
-    mkfs::format(std::slice::from_ref(&device), &how).map_err(text)?;
-    let v = Volume::mount(vec![device], options()).map_err(text)?;
-    let create = OpenHow { write: true, create: true, mode: 0o644, ..OpenHow::default() };
     // a MiB each: the last ones lie in the groups at the end
-    let name = |n: u64| format!("p{n}");
-    for n in 0..PIECES {
-        let f = v.open_path(name(n).as_bytes(), create, &Cred::root()).map_err(text)?;
-        v.write(&f, 0, &vec![n as u8; MIB as usize]).map_err(text)?;
-        v.fsync(f.ino(), false).map_err(text)?;
+    let made = |v: &Volume| {
+        (0..PIECES).try_for_each(|n| make_piece(v, &format!("p{n}"), n, MIB))?;
+        write(v, "before", 1).and_then(|()| write(v, "meanwhile", 2)).expect("there is room");
+        (0..PIECES - KEPT).try_for_each(|n| v.unlink_path(format!("p{n}").as_bytes(), &Cred::root()))
+    };
+    let budget = Budget { subsets: 2, samples: 6 };
+    let mut rng = fastrand::Rng::with_seed(7);
+    crashes_of_a_shrink(&sizes, |v| made(v).map_err(text), &mut |log, upto| keeps(log, upto, &budget, &mut rng))
+}
+
+/// The same where the domain of what lies at the end is full, and the other one empties groups for it: of each point the crash
+/// that loses all, and those that tear one write and keep the others.
+///
+/// # Errors
+/// The first state that is none of those that may be.
+pub fn every_crash_of_a_shrink_by_lent_groups() -> Result<(usize, usize), String> {
+    let mut sizes = Sizes { old: 64 * MIB, new: 56 * MIB, device: 56 * MIB, kept: 0..0, quarter: 56 };
+    let text = |e: braidfs::Error| e.to_string();
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(sizes.old / BLOCK));
+    // how many there is room for
+    let v = formatted(&device)?;
+    sizes.kept.end = full_beside_quarters(&v, sizes.quarter, u64::MAX).map_err(text)?;
+    let before = v.domains().iter().map(|d| d.relocated_blocks).sum::<u64>();
+    v.shrink(sizes.new, &|_, _| {}).map_err(text)?;
+    if v.domains().iter().map(|d| d.relocated_blocks).sum::<u64>() == before {
+        return Err("no domain emptied a group for another: nothing is shown".into());
     }
-    write(&v, "before", 1)?;
-    write(&v, "meanwhile", 2)?;
-    for n in 0..PIECES - KEPT {
-        v.unlink_path(name(n).as_bytes(), &Cred::root()).map_err(text)?;
+    v.crash();
+    let made = |v: &Volume| full_beside_quarters(v, sizes.quarter, sizes.kept.end).map(drop).map_err(text);
+    crashes_of_a_shrink(&sizes, made, &mut |log, upto| {
+        let n = log.unflushed(upto).count();
+        let torn = |one| (0..n).map(|i| if i == one { Keep::Torn(1) } else { Keep::Whole }).collect();
+        std::iter::once(vec![Keep::None; n]).chain((0..n).map(torn)).collect()
+    })
+}
+
+/// The first domain is full, of the other one's files every fourth is there; how many pieces of a MiB, `most` at most, the first has.
+fn full_beside_quarters(v: &Volume, quarter: u64, most: u64) -> braidfs::Result<u64> {
+    write(v, "before", 1).and_then(|()| write(v, "meanwhile", 2)).expect("there is room");
+    let cred = Cred::root();
+    let first = v.domain_of(ROOT)?;
+    let of_other = |name: &String| v.domain_of(create(v, ROOT, name, FileKind::Dir)).is_ok_and(|d| d != first);
+    let name = (0..64).map(|n| format!("d{n}")).find(of_other).expect("one of two domains");
+    v.rename(ROOT, name.as_bytes(), ROOT, b"other", RenameMode::NoReplace)?;
+    (0..quarter).try_for_each(|n| make_piece(v, &format!("other/q{n}"), n, MIB / 2))?;
+    let mut n = 0;
+    while n < most && v.write_room(ROOT) > 2 * MIB / BLOCK {
+        make_piece(v, &format!("p{n}"), n, MIB)?;
+        n += 1;
     }
+    let gone = (0..quarter).filter(|n| n % 4 != 1);
+    gone.into_iter().try_for_each(|n| v.unlink_path(format!("other/q{n}").as_bytes(), &cred))?;
+    v.sync()?;
+    Ok(n)
+}
+
+/// A volume on all of a device, in groups of 4 MiB.
+fn formatted(device: &Arc<dyn Device>) -> Result<Volume, String> {
+    let how = MkfsOptions { domains: Some(2), group_bytes: Some(4 * MIB), ..MkfsOptions::default() };
+    mkfs::format(std::slice::from_ref(device), &how).map_err(|e| e.to_string())?;
+    Volume::mount(vec![Arc::clone(device)], options()).map_err(|e| e.to_string())
+}
+
+/// `keeps`: what may become of the writes that a crash at a point of a log may lose.
+fn crashes_of_a_shrink(
+    sizes: &Sizes,
+    made: impl Fn(&Volume) -> Result<(), String>,
+    keeps: &mut dyn FnMut(&Log, usize) -> Vec<Vec<Keep>>,
+) -> Result<(usize, usize), String> {
+    let text = |e: braidfs::Error| e.to_string();
+    let small = Arc::new(MemDevice::new(sizes.old / BLOCK));
+    let v = formatted(&(small.clone() as Arc<dyn Device>))?;
+    made(&v)?;
     v.unmount().map_err(text)?;
     let log = Arc::new(RecordDevice::new(small.snapshot()));
     let v = Volume::mount(vec![Arc::clone(&log) as Arc<dyn Device>], options()).map_err(text)?;
     let begin = log.log_len();
     let moved = std::cell::Cell::new(0);
-    v.shrink(AFTER, &|_, all| moved.set(all)).map_err(text)?;
+    v.shrink(sizes.new, &|_, all| moved.set(all)).map_err(text)?;
     let end = log.log_len();
     if moved.get() == 0 {
         return Err("no group at the end was a domain's: nothing is shown".into());
@@ -195,17 +263,14 @@ pub fn every_crash_of_a_shrink() -> Result<(usize, usize), String> {
     write(&v, "behind", 3)?;
     v.crash();
     let record = Log::of(&log);
-    let sizes = Sizes { old: BEFORE, new: AFTER, device: AFTER, kept: PIECES - KEPT..PIECES };
-    let budget = Budget { subsets: 2, samples: 6 };
-    let mut rng = fastrand::Rng::with_seed(7);
     let (mut states, mut olds) = (0, 0);
     for upto in record.points(begin, [begin, end]) {
-        for keep in keeps(&record, upto, &budget, &mut rng) {
+        for keep in keeps(&record, upto) {
             let state = CrashState { upto, keep };
             let promised = Promised { done: upto >= end, behind: upto == record.events.len() };
             let image = MemDevice::from_image(record.image(&state));
             states += 1;
-            olds += usize::from(look(vec![image], &sizes, promised).map_err(|e| format!("{state}: {e}"))?);
+            olds += usize::from(look(vec![image], sizes, promised).map_err(|e| format!("{state}: {e}"))?);
         }
     }
     Ok((states, olds))
@@ -251,7 +316,7 @@ pub fn every_crash_of_a_growth(devices: usize) -> Result<(usize, usize), String>
     write(&v, "behind", 3)?;
     v.crash();
     let (mut states, mut olds) = (0, 0);
-    let sizes = Sizes { old, new: old + LARGE - SMALL, device: LARGE, kept: 0..0 };
+    let sizes = Sizes { old, new: old + LARGE - SMALL, device: LARGE, kept: 0..0, quarter: 0 };
     let mut one = |images, promised, what: String| {
         states += 1;
         olds += usize::from(look(images, &sizes, promised).map_err(|e| format!("{what}: {e}"))?);

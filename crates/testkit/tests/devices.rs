@@ -4,7 +4,8 @@ use braidfs::{Error, FileKind, InodeNo, MkfsOptions, MountOptions, OpenFile, Set
 use braidfs_device::{Device, Effect, FaultDevice, FileDevice, MemDevice, Op, OpenHow, Rule};
 use braidfs_testkit::devices::{Change, every_crash_of_a_device};
 use braidfs_testkit::small::{
-    ALL, BLOCK, MIB, ROOT, beside, close, copies_of, create, devices_of, file, fill, holds, memory, piece,
+    ALL, BLOCK, MIB, ROOT, beside, close, copies_of, create, devices_of, file, fill, holds, in_pieces, memory, piece,
+    relocated, two_directories,
 };
 use braidfs_testkit::{small, walk::fsck};
 use std::cell::Cell;
@@ -620,4 +621,27 @@ fn tables_of_devices_that_lie_are_refused() {
     }
     println!("{refused} refused, {mounted} mounted");
     assert!(refused > 50 && mounted > 20, "{refused} refused, {mounted} mounted");
+}
+
+/// What lies on the device finds no room in its domain, and no group is nobody's: another domain, which has its room in pieces,
+/// empties groups for it.
+#[test]
+fn a_drain_gets_groups_that_others_empty() {
+    let all = [memory(96), memory(32)];
+    format(&all, 2);
+    let v = mount(&all);
+    let [one, two] = two_directories(&v);
+    let (f, mut size) = (file(&v, one, "f"), 0);
+    let kept = in_pieces(&v, two, 72, || {
+        size = fill(&v, &f, ALL);
+        v.sync().unwrap();
+    });
+    assert_eq!(relocated(&v), 0);
+    let left = v.drain_device(1, &|_, _| true).unwrap();
+    assert_eq!(left.blocks, 0, "{left:?}");
+    assert!(relocated(&v) > 0);
+    holds(&v, &f, size);
+    kept.iter().for_each(|f| holds(&v, f, MIB / 2));
+    drop((f, kept));
+    close(v, &all);
 }

@@ -3,7 +3,7 @@
 use braidfs::{Cred, DomainId, Error, FileKind, InodeNo, MkfsOptions, MountOptions, OpenHow, Volume, mkfs};
 use braidfs_device::{Device, Effect, FaultDevice, Op, Rule};
 use braidfs_testkit::add_domain::every_crash_of_an_addition;
-use braidfs_testkit::small::{MIB, ROOT, create, memory};
+use braidfs_testkit::small::{MIB, ROOT, close, create, groups_of_nobody, holds, in_pieces, memory, relocated};
 use braidfs_testkit::walk::fsck;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -77,6 +77,21 @@ fn a_domain_needs_a_group() {
     assert_eq!(v.add_domain().unwrap(), DomainId(2));
     v.unmount().unwrap();
     fsck(&all).unwrap();
+}
+
+/// Every group is in use, some of each: one is emptied for the domain.
+#[test]
+fn a_domain_gets_a_group_that_another_one_empties() {
+    let all = [memory(64)];
+    format(&all, 2);
+    let v = mount(&all);
+    let kept = in_pieces(&v, create(&v, ROOT, "d", FileKind::Dir), 64, || {});
+    assert_eq!((groups_of_nobody(&v), relocated(&v)), (0, 0));
+    assert_eq!(v.add_domain().unwrap(), DomainId(2));
+    assert!(relocated(&v) > 0);
+    kept.iter().for_each(|f| holds(&v, f, MIB / 2));
+    drop(kept);
+    close(v, &all);
 }
 
 /// Domains come while threads write, sync and remove.

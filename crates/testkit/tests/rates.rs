@@ -5,12 +5,13 @@ use braidfs::{
     Timestamp, Volume, Way, mkfs,
 };
 use braidfs_device::{CountDevice, Counters, Device};
-use braidfs_testkit::small::{BLOCK, MIB, ROOT, close, file, memory};
+use braidfs_testkit::small::{BLOCK, MIB, ROOT, close, file, holds, in_pieces, memory, piece, relocated};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 const SECOND: u64 = 1_000_000_000;
+const GIB: u64 = 1 << 30;
 
 /// A volume on a device that counts, with a clock that the test moves.
 struct Bench {
@@ -190,6 +191,36 @@ fn commits_are_debt_of_their_tenant_alone() {
     assert!(b.v().come(free, Demand::write(1 << 30)).is_none());
     assert_eq!(b.v().come(other, Demand::change()).unwrap().due(), None);
     assert!(b.v().come(DomainId(0), Demand::write(1 << 30)).is_none());
+    b.close();
+}
+
+/// What moves so that a group becomes another tenant's costs that one, not its owner.
+#[test]
+fn who_gets_a_group_pays_for_what_moves() {
+    let b = bench!(paced());
+    let v = b.v();
+    let limits = || Rates { read_bps: per_second(GIB), write_iops: per_second(SECOND), ..Rates::default() };
+    let (gives, _) = b.tenant("gives", limits());
+    let (takes, _) = b.tenant("takes", limits());
+    let serving = Some(Rate { per_second: SECOND / 2, burst: Some(SECOND) });
+    v.tenant_change("gives", |t| t.serving = serving).unwrap();
+    let used = |name| {
+        let t = v.tenant(name).unwrap();
+        (t.read.bytes, t.written.requests, t.served.used)
+    };
+    let kept = in_pieces(v, gives, 200, || {});
+    let f = file(v, takes, "f");
+    let mut at = 0;
+    while relocated(v) == 0 {
+        let before = [used("gives"), used("takes")];
+        assert_eq!(v.write(&f, at, &piece(at / MIB)).unwrap() as u64, MIB);
+        at += MIB;
+        let (after, moved) = ([used("gives"), used("takes")], relocated(v) * BLOCK);
+        assert_eq!(after[0], before[0], "of {moved} bytes");
+        assert!(after[1].0 - before[1].0 >= moved / 2 && after[1].1 >= before[1].1, "{before:?} {after:?} {moved}");
+    }
+    kept.iter().for_each(|f| holds(v, f, MIB / 2));
+    drop((kept, f));
     b.close();
 }
 

@@ -2,7 +2,9 @@
 
 use braidfs::{Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewSize, OpenFile, Volume};
 use braidfs_device::{Device, Effect, FaultDevice, FileDevice, Op, Rule, SparseDevice};
-use braidfs_testkit::resize::{every_crash_of_a_growth, every_crash_of_a_shrink};
+use braidfs_testkit::resize::{
+    every_crash_of_a_growth, every_crash_of_a_shrink, every_crash_of_a_shrink_by_lent_groups,
+};
 use braidfs_testkit::small::{
     ALL, BLOCK, Ended, MIB, ROOT, close, content, create, file, fill, holds, memory, new_node, piece,
 };
@@ -391,6 +393,13 @@ fn inodes_and_fixed_blocks_keep_their_groups() {
 fn every_crash_of_a_smaller_volume_leaves_one_of_both_sizes() {
     let (states, old) = every_crash_of_a_shrink().unwrap();
     assert!(old > 3 && states > old + 3, "{states} states, {old} of the old size");
+    println!("{states} states, {old} of the old size");
+}
+
+#[test]
+fn every_crash_leaves_one_of_both_sizes_where_another_domain_makes_room() {
+    let (states, old) = every_crash_of_a_shrink_by_lent_groups().unwrap();
+    assert!(old > 30 && states > old + 3, "{states} states, {old} of the old size");
     println!("{states} states, {old} of the old size");
 }
 

@@ -5,7 +5,8 @@ use braidfs::{
 };
 use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, RecordDevice, Rule};
 use braidfs_testkit::small::{
-    ALL, BLOCK, MIB, ROOT, close, copies_of, create, devices_of, file, fill, holds, memory, new_node,
+    ALL, BLOCK, MIB, ROOT, close, copies_of, create, devices_of, file, fill, groups_of_nobody, holds, in_pieces,
+    memory, new_node, relocated, two_directories,
 };
 use braidfs_testkit::{small, walk::fsck};
 use std::cell::Cell;
@@ -154,6 +155,31 @@ fn a_full_domain_takes_another_group_for_what_must_move() {
     assert_eq!(r.after, 64 * MIB);
     holds(&v, &f, size);
     drop(f);
+    close(v, &all);
+}
+
+/// A domain is full, its group must go, and no group is nobody's: another domain, which has its room in pieces, empties groups
+/// for it.
+#[test]
+fn a_full_domain_gets_groups_that_others_empty() {
+    let all = [memory(128)];
+    format(&all, &[128], 2);
+    let v = mount(&all);
+    let [one, two] = two_directories(&v);
+    let (f, mut size) = (file(&v, one, "f"), 0);
+    let kept = in_pieces(&v, two, 72, || {
+        size = fill(&v, &f, ALL);
+        v.sync().unwrap();
+    });
+    let free = v.statfs().free * BLOCK;
+    assert!(free > 40 * MIB, "{free} bytes free");
+    assert_eq!((groups_of_nobody(&v), relocated(&v)), (0, 0));
+    let r = v.shrink(100 * MIB, &|_, _| {}).unwrap();
+    assert_eq!(r.after, 100 * MIB);
+    assert!(relocated(&v) > 0);
+    holds(&v, &f, size);
+    kept.iter().for_each(|f| holds(&v, f, MIB / 2));
+    drop((f, kept));
     close(v, &all);
 }
 

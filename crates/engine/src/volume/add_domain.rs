@@ -32,7 +32,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::ReadOnly`]; [`Error::Busy`] where the volume's tables have no room for one more; [`Error::NoSpace`] where no
-    /// domain can spare a whole group; of a device.
+    /// domain can spare a whole group, nor empty one; of a device.
     pub fn add_domain(&self) -> Result<DomainId> {
         self.mounted().add_domain(0, DeviceSet::ALL)
     }
@@ -42,6 +42,17 @@ impl MountedVolume {
     /// [`Volume::add_domain`], with these `tenant_flags` in its header, its journal on one of `devices`. The caller is inside
     /// no gate and holds no lock.
     pub(crate) fn add_domain(&self, tenant_flags: u32, devices: DeviceSet) -> Result<DomainId> {
+        loop {
+            match self.try_add_domain(tenant_flags, devices) {
+                // another may take what was emptied: then there is less to empty
+                Err(Error::NoSpace) if self.relocate_for_new_domain(devices)? => {}
+                done => return done,
+            }
+        }
+    }
+
+    /// [`Self::add_domain`] where a group is nobody's, or holds nothing.
+    fn try_add_domain(&self, tenant_flags: u32, devices: DeviceSet) -> Result<DomainId> {
         // no group is claimed, given back or trimmed meanwhile, and no other domain is added
         let mut bat = self.bat.lock();
         if self.shared.read_only.load(Ordering::Relaxed) || self.shared.closing.load(Ordering::Relaxed) {

@@ -255,12 +255,13 @@ impl MountedVolume {
         let all = u64::from(groups.end - groups.start);
         // what moves out of one shall not come into another
         self.keep_drained(kept);
+        let mut tried = Vec::new();
         for (done, g) in (0..).zip(groups.rev()) {
             if !progress(done, all) {
                 return Err(Error::Stopped);
             }
             let Some(d) = self.siblings.owner_of(g).map(|id| self.dom(id)) else { continue };
-            self.empty_group(kept, d, g)?;
+            self.empty_group(kept, d, g, Some(&mut tried))?;
         }
         progress(all, all);
         Ok(())
@@ -268,12 +269,18 @@ impl MountedVolume {
 
     /// Empties a group, and gives it up where no inode number keeps it. What stays, where there is no room for it elsewhere, or
     /// somebody writes there all the time, is told by who asks; nothing is allocated there any more, unless there was no room
-    /// at all: then false.
-    pub(super) fn empty_group(&self, kept: &mut Kept, d: &Arc<Domain>, g: u32) -> Result<bool> {
+    /// at all: then false. `tried` as of [`Self::begin_emptying`].
+    pub(super) fn empty_group(
+        &self,
+        kept: &mut Kept,
+        d: &Arc<Domain>,
+        g: u32,
+        tried: Option<&mut Vec<u32>>,
+    ) -> Result<bool> {
         if d.failed().is_some() {
             return Ok(true);
         }
-        let Some(mut e) = self.begin_emptying(d, g, kept.take(g))? else { return Ok(false) };
+        let Some(mut e) = self.begin_emptying(d, g, kept.take(g), tried)? else { return Ok(false) };
         match self.move_all(d, &mut e) {
             Ok(Left { blocks: 0, .. }) if d.journal_group() != g && d.nodes.close_group(g) => {
                 // one that was written to meanwhile is as before

@@ -30,6 +30,8 @@ pub(super) struct End<'a> {
     owned: Vec<(u32, &'a Arc<Domain>)>,
     /// Those in which nothing is allocated any more.
     kept: Kept,
+    /// Groups before the end that other domains were asked to empty for what moves.
+    tried: Vec<u32>,
 }
 
 impl Drop for End<'_> {
@@ -56,7 +58,18 @@ impl<'a> End<'a> {
         volume.count_unclaimed_in(&bat);
         drop(bat);
         let leaves = sb.devices < old.devices;
-        Ok((Self { volume, first: sb.groups.get(), leaves, owned: Vec::new(), kept: Kept::default() }, old, sb))
+        Ok((
+            Self {
+                volume,
+                first: sb.groups.get(),
+                leaves,
+                owned: Vec::new(),
+                kept: Kept::default(),
+                tried: Vec::new(),
+            },
+            old,
+            sb,
+        ))
     }
 
     /// What keeps `group`, for the user.
@@ -116,7 +129,8 @@ impl<'a> End<'a> {
                 return Ok(()); // given back meanwhile
             }
             let no_room = || Error::Size(format!("{} has no room for what lies in block group {group}", d.id));
-            let mut e = v.begin_emptying(d, group, self.kept.take(group))?.ok_or_else(no_room)?;
+            let kept = self.kept.take(group);
+            let mut e = v.begin_emptying(d, group, kept, Some(&mut self.tried))?.ok_or_else(no_room)?;
             let left = v.move_all(d, &mut e);
             if !matches!(left, Ok(Left { blocks: 0, .. })) {
                 let room = d.space.available();
@@ -195,12 +209,13 @@ impl MountedVolume {
     }
 
     /// Keeps others from allocating in a group (as `kept` does), where the domain has room for what lies there, or takes other groups for it.
-    /// `None` where there is no room.
+    /// With `tried`, other domains empty groups for it where none is nobody's ([`Self::lend_group`]). `None` where there is no room.
     pub(super) fn begin_emptying(
         &self,
         d: &Arc<Domain>,
         group: u32,
         kept: Option<Emptying>,
+        mut tried: Option<&mut Vec<u32>>,
     ) -> Result<Option<Emptying>> {
         let mut begun = match kept {
             Some(mut e) => match d.space.look_again(&mut e) {
@@ -219,7 +234,11 @@ impl MountedVolume {
                 break;
             }
             // a limit of space is none for what moves: as much becomes free
-            match self.claim_beyond_limit(d) {
+            let claimed = match &mut tried {
+                Some(tried) => self.lend_group(d, tried, &mut |_| {}),
+                None => self.claim_beyond_limit(d),
+            };
+            match claimed {
                 Ok(true) if begun.is_none() => begun = d.space.begin_emptying(group)?,
                 Ok(true) => {}
                 // what there is may do: blocks that are removed meanwhile need not move

@@ -108,7 +108,7 @@ impl MountedVolume {
             let own = full.into_iter().flatten().filter(|g| self.siblings.owner_of(*g) == Some(d.id));
             let mut kept = super::kept::Kept::default();
             self.keep_out_of(&mut kept, own);
-            let moved = self.begin_emptying(d, group, kept.take(group)).and_then(|e| {
+            let moved = self.begin_emptying(d, group, kept.take(group), None).and_then(|e| {
                 let Some(mut e) = e else { return Ok(false) };
                 let before = e.blocks.len() as u64;
                 match self.move_all(d, &mut e) {

@@ -13,13 +13,43 @@
 use super::MountedVolume;
 use super::kept::Kept;
 use super::room::accepted;
+use crate::budget;
+use crate::device_set::DeviceSet;
 use crate::domain::Domain;
 use crate::error::{Error, Result};
+use std::fmt::{self, Display};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// What moves changes the records of its files as well: room for that, beside an eighth of what moves.
 const METADATA_BLOCKS: u64 = 64;
+
+/// For whom a group is emptied.
+#[derive(Clone, Copy)]
+enum For<'a> {
+    /// One that lacks room.
+    Domain(&'a Arc<Domain>),
+    /// One that is to be added, on these devices: its first group must be as long as groups are.
+    NewDomain(DeviceSet),
+}
+
+impl For<'_> {
+    fn devices(self) -> DeviceSet {
+        match self {
+            For::Domain(d) => d.devices(),
+            For::NewDomain(devices) => devices,
+        }
+    }
+}
+
+impl Display for For<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            For::Domain(d) => d.id.fmt(f),
+            For::NewDomain(_) => f.write_str("a domain to be added"),
+        }
+    }
+}
 
 impl MountedVolume {
     /// Has another domain empty a group for `d`, which takes it; true also where this waited while another thread emptied groups:
@@ -37,17 +67,53 @@ impl MountedVolume {
         };
         self.while_emptying(|| {
             let mut tried = kept.stayed();
-            loop {
-                if self.claim_group(d)? {
+            self.lend_group(d, &mut tried, &mut |group| kept.note_stayed(group))
+        })
+    }
+
+    /// [`Self::relocate_for`] by the one that holds `emptying`, and also where a limit keeps `d` from using more blocks. None of
+    /// the groups in `tried` is emptied; those that are tried come to it, and `stays` is told of those that could not be emptied.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn lend_group(&self, d: &Arc<Domain>, tried: &mut Vec<u32>, stays: &mut dyn FnMut(u32)) -> Result<bool> {
+        loop {
+            if self.claim_beyond_limit(d)? {
+                return Ok(true);
+            }
+            if !self.empty_cheapest(For::Domain(d), tried, stays)? {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Has a domain empty a group that can be the first of a domain to be added on `devices`; whether there may be one that is
+    /// nobody's now. The caller is inside no gate and holds no lock.
+    ///
+    /// # Errors
+    /// As of [`Self::relocate_for`].
+    pub(super) fn relocate_for_new_domain(&self, devices: DeviceSet) -> Result<bool> {
+        let mut kept = self.emptying.lock();
+        self.while_emptying(|| {
+            let mut tried = kept.stayed();
+            let before = self.bat.lock().free_groups();
+            while self.empty_cheapest(For::NewDomain(devices), &mut tried, &mut |group| kept.note_stayed(group))? {
+                if self.bat.lock().free_groups() > before {
                     return Ok(true);
                 }
-                let Some((owner, group)) = self.cheapest_to_empty(d, &tried) else { return Ok(false) };
-                if !self.empty_for(d, owner, group)? {
-                    kept.note_stayed(group);
-                }
-                tried.push(group);
             }
+            Ok(false)
         })
+    }
+
+    /// Empties the group that costs least, and none of those that were tried; false where there is none.
+    fn empty_cheapest(&self, to: For<'_>, tried: &mut Vec<u32>, stays: &mut dyn FnMut(u32)) -> Result<bool> {
+        let Some((owner, group)) = self.cheapest_to_empty(to, tried) else { return Ok(false) };
+        if !self.empty_for(to, owner, group)? {
+            stays(group);
+        }
+        tried.push(group);
+        Ok(true)
     }
 
     /// [`Self::room`], and where that is below `want` what there is once other domains have emptied groups, unless all that is
@@ -69,41 +135,49 @@ impl MountedVolume {
     }
 
     /// Empties a group of `owner`, where all that lies there can move; whether it is the owner's no longer. What could move has
-    /// done so in any case.
-    fn empty_for(&self, d: &Domain, owner: &Arc<Domain>, group: u32) -> Result<bool> {
+    /// done so in any case. What that asks of the device counts for the domain that lacks room, not for the owner.
+    fn empty_for(&self, to: For<'_>, owner: &Arc<Domain>, group: u32) -> Result<bool> {
         let used = owner.space.used_in(group);
         let mut kept = Kept::default();
-        let emptied = self.empty_group(&mut kept, owner, group);
+        let payer = match to {
+            For::Domain(d) => Some(&d.budget),
+            For::NewDomain(_) => None,
+        };
+        let emptied = budget::paid_by(&owner.budget, payer, || self.empty_group(&mut kept, owner, group, None));
         self.let_go(&mut kept);
         match emptied {
             Ok(_) | Err(Error::NoSpace) => {}
             Err(Error::ReadOnly) => return Err(Error::ReadOnly),
-            // its error, and none of `d`'s: others have room perhaps
-            Err(e) => tracing::warn!("{} cannot empty group {group} for {}: {e}", owner.id, d.id),
+            // its error, and none of `to`'s: others have room perhaps
+            Err(e) => tracing::warn!("{} cannot empty group {group} for {to}: {e}", owner.id),
         }
         let gone = self.siblings.owner_of(group) != Some(owner.id);
         if gone {
             owner.counters.relocated.fetch_add(used, Ordering::Relaxed);
-            tracing::debug!("{} has moved {used} blocks out of group {group} for {}", owner.id, d.id);
+            tracing::debug!("{} has moved {used} blocks out of group {group} for {to}", owner.id);
         }
         Ok(gone)
     }
 
-    /// Of the groups that other domains can empty and go without, one that `d` may have and that holds least. Those of domains
-    /// with limited rates come last: what moves counts there.
-    fn cheapest_to_empty(&self, d: &Domain, tried: &[u32]) -> Option<(&Arc<Domain>, u32)> {
-        let not = self.forbidden(d.devices());
+    /// Of the groups that other domains can empty and go without, one that can be had for `to` and that holds least.
+    fn cheapest_to_empty(&self, to: For<'_>, tried: &[u32]) -> Option<(&Arc<Domain>, u32)> {
+        let not = self.forbidden(to.devices());
+        let (but, least) = match to {
+            For::Domain(d) => (Some(d.id), 0),
+            For::NewDomain(_) => (None, self.store.geometry().group_blocks()),
+        };
         let mut all = Vec::new();
-        for o in self.domains.iter().filter(|o| o.id != d.id && o.failed().is_none()) {
+        for o in self.domains.iter().filter(|o| Some(o.id) != but && o.failed().is_none()) {
             for (g, used, total) in o.space.used_groups() {
                 let fits = self.can_claim(g, &not) && g != o.journal_group() && !tried.contains(&g);
+                let fits = fits && self.store.group_blocks(g) >= least;
                 if fits && o.space.can_spare(total + used / 8 + METADATA_BLOCKS, accepted(o)) {
-                    all.push((o.budget.is_on(), used, std::cmp::Reverse(g), o));
+                    all.push((used, std::cmp::Reverse(g), o));
                 }
             }
         }
-        all.sort_by_key(|(limited, used, g, _)| (*limited, *used, *g));
+        all.sort_by_key(|(used, g, _)| (*used, *g));
         // the tables of numbers are read for these alone
-        all.into_iter().find(|(_, _, g, o)| o.nodes.is_empty(g.0)).map(|(_, _, g, o)| (o, g.0))
+        all.into_iter().find(|(_, g, o)| o.nodes.is_empty(g.0)).map(|(_, g, o)| (o, g.0))
     }
 }

@@ -224,7 +224,7 @@ impl MountedVolume {
                 let there = self.siblings.owner_of(g) == Some(d.id) && self.is_forbidden(d, g);
                 let (used, has) = (d.space.used_in(g), d.space.movable());
                 if there && !self.owes(d) && (has >= used || self.leaves_enough(used - has)) {
-                    self.empty_group(&mut kept, d, g)?;
+                    self.empty_group(&mut kept, d, g, None)?;
                     self.keep_drained(&mut kept);
                 }
                 Ok(())
