@@ -67,7 +67,7 @@ pub struct Counts {
     /// Recoveries after which the volume was used, unmounted, checked and mounted again; and the crash state, with an fsck
     /// before the mount, once more.
     pub deep: u64,
-    /// Recoveries that were crashed themselves.
+    /// Recoveries that were crashed themselves; and an fsck of the same crash state.
     pub crashed: u64,
     /// Different images that these crashes left, each decided.
     pub second_images: u64,
@@ -79,6 +79,9 @@ pub struct Counts {
     /// Different images that crashes of these left, each decided; in `second_images`, too.
     #[serde(default)]
     pub threaded_images: u64,
+    /// Different images that crashes of an fsck of a crash state left, each decided; in `second_images`, too.
+    #[serde(default)]
+    pub checked_images: u64,
     /// Recoveries that did not depend on what they read alone. Always 0, else the figures mean less.
     pub strays: u64,
     /// Images that are not as they must be.
@@ -110,6 +113,7 @@ impl Counts {
         self.second_recoveries += o.second_recoveries;
         self.threaded += o.threaded;
         self.threaded_images += o.threaded_images;
+        self.checked_images += o.checked_images;
         self.strays += o.strays;
         self.failing += o.failing;
         self.changed_beside += o.changed_beside;
@@ -396,7 +400,21 @@ impl<'a> Checker<'a> {
         let log = Log { initial: late.image(state), events };
         let points = log.points(0, []);
         let level = Level { judge: &|_| judge, expect: Some(&seen) };
-        self.check(&log, &points, &level).map_err(|f| (f.crash.map(|c| c.first), f.why))
+        self.check(&log, &points, &level).map_err(|f| (f.crash.map(|c| c.first), f.why))?;
+        self.checked(late, state, &level).map_err(|why| (None, format!("fsck before a mount: {why}")))
+    }
+
+    /// Has fsck mend a state, and crashes it.
+    fn checked(&mut self, late: &Late, state: &[u32], level: &Level<'_>) -> Result<(), String> {
+        set_clock(times::RECOVERY);
+        let trace = Arc::new(late.device(state));
+        let device: Arc<dyn Device> = trace.clone();
+        guarded(|| repair(std::slice::from_ref(&device))).and_then(|r| r)?;
+        let log = Log { initial: late.image(state), events: trace.log() };
+        let before = self.counts.second_images;
+        let result = self.check(&log, &log.points(0, []), level);
+        self.counts.checked_images += self.counts.second_images - before;
+        result.map_err(|f| f.to_string())
     }
 
     /// Runs the recovery of a state that showed `seen` again, by several threads, and crashes it.

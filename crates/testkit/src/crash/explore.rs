@@ -134,6 +134,7 @@ impl Report {
          {} crash states in {seconds:.1} s, {:.0} a second: {} images that a crash of a workload left, {} that a crash of \
          one of {} recoveries left\n\
          {} recoveries run again by several threads, with the same result; crashes of these left {} of the images\n\
+         crashes of an fsck before the mount left {} of the images\n\
          {run} recoveries run and judged ({:.0} a second), the other images hold the same bytes wherever one of these \
          looked; {} of them run all the same; {} deviations\n\
          {} recoveries followed by use, unmount, fsck and a second mount, and run once more behind an fsck; {} crashes left an image that there was before\n\
@@ -149,6 +150,7 @@ impl Report {
             c.crashed,
             c.threaded,
             c.threaded_images,
+            c.checked_images,
             run as f64 / seconds,
             c.rechecked,
             c.strays,
