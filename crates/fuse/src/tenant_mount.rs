@@ -101,9 +101,9 @@ pub(crate) fn mount(all: &Arc<Connections>, name: &str, point: &Path, how: Tenan
 
 /// Has the kernel forget what it knows below the tenant's root over other connections.
 fn forget_below(all: &Connections, fs: &BraidFs, own: &Connection, config: &MountConfig) -> Result<(), String> {
-    let others = all.others(Some(own));
-    // the first, which tells the others
-    let Some(channel) = others.first() else { return Err("the volume is being unmounted".into()) };
+    // The first, which tells the others. Those are not kept: one that ends waits until nobody has its channel, and is waited for below.
+    let first = all.others(Some(own)).into_iter().next();
+    let Some(channel) = first else { return Err("the volume is being unmounted".into()) };
     all.pass();
     // No name has this many bytes. The kernel locks the directory to look for it, and so waits for who was answered just now,
     // but has not taken it in.
