@@ -4,7 +4,8 @@
 usage: soak.py [SECONDS]    default SOAK_SECONDS, or 60; SOAK_SEED=N replays the choices of a run
 
 Workers, each in directories of its own, create, write, rename, link, truncate, remove and fsync files, and tell what they
-are about to do and what is done. After each kill: fsck of the crashed image finds nothing; the volume mounts; what was
+are about to do and what is done. After each kill: fsck of the crashed image finds nothing (and in every other round mends
+it, as at a boot); the volume mounts; what was
 synced and not touched since is there, exactly; other files hold, block by block, something that was written to them, or
 zeros; nothing that was not removed is gone. Now and then the volume is unmounted instead, checked, and everything must be
 there. The seed is printed with each failure; every command stands in target/soak.log. Exit code 1 after a failure.
@@ -310,6 +311,11 @@ def soak_round(volume, number, rng, kept):
         time.sleep(0.2)
     if code:
         raise Failed(f"fsck after {'umount' if unmount else 'kill -9'}: exit code {code}:\n{text[-2000:]}")
+    if number % 2:
+        # as at a boot: what it mends a mount must find as it would have without it
+        code, text = volume.fsck("-f", "-p")
+        if code not in (0, 1):
+            raise Failed(f"fsck -p before the mount: exit code {code}:\n{text[-2000:]}")
     volume.mount()
     for e in expected:
         for file in e.files.values():
