@@ -93,6 +93,9 @@ impl MountedVolume {
     /// # Errors
     /// As of [`Self::relocate_for`].
     pub(super) fn relocate_for_new_domain(&self, devices: DeviceSet) -> Result<bool> {
+        if self.is_emptying() {
+            return Ok(false); // a domain is asked for while a volume becomes smaller, by who is told how far that is
+        }
         let mut kept = self.emptying.lock();
         self.while_emptying(|| {
             let mut tried = kept.stayed();
