@@ -113,7 +113,7 @@ impl Volume {
     /// # Errors
     /// [`Error::Exists`] where the directory is there already: what lies in a domain stays there. [`Error::Busy`] where
     /// another tenant has the name, or the volume's tables have room for no more domains; [`Error::NoSpace`] where no domain
-    /// can spare a group; [`Error::Invalid`], [`Error::ReadOnly`]; of a device: there may be an ordinary directory then.
+    /// can spare or empty a group; [`Error::Invalid`], [`Error::ReadOnly`]; of a device: there may be an ordinary directory then.
     pub fn tenant_create(
         &self,
         dir: InodeNo,
