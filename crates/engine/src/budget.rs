@@ -129,9 +129,11 @@ thread_local! {
     /// What this thread has paid for in advance: of which budget, which way, bytes and requests.
     static PAID: Cell<(usize, usize, [u64; 2])> = const { Cell::new((0, 0, [0; 2])) };
     static INSTEAD: RefCell<Option<Instead>> = const { RefCell::new(None) };
+    /// Whether there is something in `INSTEAD`: to be asked each time something is charged.
+    static IS_INSTEAD: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What this thread charges `spared` for is charged to `payer`, or to nobody.
+/// What this thread charges `spared` for, whose domain does it, is charged to `payer`, or to nobody.
 struct Instead {
     spared: Arc<Budget>,
     payer: Option<Arc<Budget>>,
@@ -151,10 +153,12 @@ pub fn paid_by<R>(spared: &Arc<Budget>, payer: Option<&Arc<Budget>>, does: impl 
     struct Before(Option<Instead>);
     impl Drop for Before {
         fn drop(&mut self) {
+            IS_INSTEAD.set(self.0.is_some());
             INSTEAD.replace(self.0.take());
         }
     }
     let _before = Before(INSTEAD.replace(Some(Instead { spared: spared.clone(), payer: payer.cloned() })));
+    IS_INSTEAD.set(true);
     does()
 }
 
@@ -217,9 +221,15 @@ impl Budget {
     /// The domain asks so much of the device, or will. Never waits.
     #[inline]
     pub fn charge(&self, way: Way, bytes: u64, requests: u64) {
-        if self.is_on() {
+        if self.may_charge() {
             self.charge_now(way, [bytes, requests]);
         }
+    }
+
+    /// Whether [`Self::charge`] counts anything: the device is limited for the domain, or another one may pay.
+    #[inline]
+    pub fn may_charge(&self) -> bool {
+        self.is_on() || IS_INSTEAD.get()
     }
 
     /// [`Self::charge`] of a run of blocks that is read or written now.
@@ -231,9 +241,9 @@ impl Budget {
     #[cold]
     fn charge_now(&self, way: Way, units: [u64; 2]) {
         match self.payer() {
-            PaidBy::Itself => self.take(way, units),
+            PaidBy::Itself if self.is_on() => self.take(way, units),
             PaidBy::Other(payer) if payer.is_on() => payer.take(way, units),
-            PaidBy::Other(_) | PaidBy::Nobody => {}
+            PaidBy::Itself | PaidBy::Other(_) | PaidBy::Nobody => {}
         }
     }
 
@@ -324,11 +334,11 @@ impl Budget {
 
     /// So much was spent on it, by a request or in the background.
     pub fn charge_time(&self, ns: u64, request: bool) {
-        if ns > 0 && self.is_timed() {
+        if ns > 0 && (self.is_timed() || IS_INSTEAD.get()) {
             match self.payer() {
-                PaidBy::Itself => self.take_time(ns, request),
+                PaidBy::Itself if self.is_timed() => self.take_time(ns, request),
                 PaidBy::Other(payer) if payer.is_timed() => payer.take_time(ns, request),
-                PaidBy::Other(_) | PaidBy::Nobody => {}
+                PaidBy::Itself | PaidBy::Other(_) | PaidBy::Nobody => {}
             }
         }
     }

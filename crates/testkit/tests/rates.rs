@@ -194,34 +194,40 @@ fn commits_are_debt_of_their_tenant_alone() {
     b.close();
 }
 
-/// What moves so that a group becomes another tenant's costs that one, not its owner.
+/// What moves so that a group becomes another tenant's costs that one, not its owner, whichever of them has limits.
 #[test]
 fn who_gets_a_group_pays_for_what_moves() {
-    let b = bench!(paced());
-    let v = b.v();
-    let limits = || Rates { read_bps: per_second(GIB), write_iops: per_second(SECOND), ..Rates::default() };
-    let (gives, _) = b.tenant("gives", limits());
-    let (takes, _) = b.tenant("takes", limits());
-    let serving = Some(Rate { per_second: SECOND / 2, burst: Some(SECOND) });
-    v.tenant_change("gives", |t| t.serving = serving).unwrap();
-    let used = |name| {
-        let t = v.tenant(name).unwrap();
-        (t.read.bytes, t.written.requests, t.served.used)
-    };
-    let kept = in_pieces(v, gives, 200, || {});
-    let f = file(v, takes, "f");
-    let mut at = 0;
-    while relocated(v) == 0 {
-        let before = [used("gives"), used("takes")];
-        assert_eq!(v.write(&f, at, &piece(at / MIB)).unwrap() as u64, MIB);
-        at += MIB;
-        let (after, moved) = ([used("gives"), used("takes")], relocated(v) * BLOCK);
-        assert_eq!(after[0], before[0], "of {moved} bytes");
-        assert!(after[1].0 - before[1].0 >= moved / 2 && after[1].1 >= before[1].1, "{before:?} {after:?} {moved}");
+    for owner_is_limited in [true, false] {
+        let b = bench!(paced());
+        let v = b.v();
+        let limits = || Rates { read_bps: per_second(GIB), write_iops: per_second(SECOND), ..Rates::default() };
+        let serving = Some(Rate { per_second: SECOND / 2, burst: Some(SECOND) });
+        let (gives, _) = b.tenant("gives", if owner_is_limited { limits() } else { Rates::default() });
+        let (takes, _) = b.tenant("takes", limits());
+        v.tenant_change("takes", |t| t.serving = serving).unwrap();
+        if owner_is_limited {
+            v.tenant_change("gives", |t| t.serving = serving).unwrap();
+        }
+        let used = |name| {
+            let t = v.tenant(name).unwrap();
+            (t.read.bytes, t.written.requests, t.served.used)
+        };
+        let kept = in_pieces(v, gives, 200, || {});
+        let f = file(v, takes, "f");
+        let mut at = 0;
+        while relocated(v) == 0 {
+            let before = [used("gives"), used("takes")];
+            assert_eq!(v.write(&f, at, &piece(at / MIB)).unwrap() as u64, MIB);
+            at += MIB;
+            let (after, moved) = ([used("gives"), used("takes")], relocated(v) * BLOCK);
+            assert_eq!(after[0], before[0], "of {moved} bytes");
+            assert!(after[1].0 - before[1].0 >= moved / 2, "{before:?} {after:?} {moved}");
+            assert!(moved == 0 || after[1].1 > before[1].1 && after[1].2 > before[1].2, "{before:?} {after:?}");
+        }
+        kept.iter().for_each(|f| holds(v, f, MIB / 2));
+        drop((kept, f));
+        b.close();
     }
-    kept.iter().for_each(|f| holds(v, f, MIB / 2));
-    drop((kept, f));
-    b.close();
 }
 
 /// What is committed costs its tenant the processor time of whoever does it, and no other one; to write costs the caller his own.

@@ -39,7 +39,6 @@ fn file(v: &Volume, dir: InodeNo, name: &str) -> OpenFile {
     v.open(create(v, dir, name, FileKind::File).unwrap().ino).unwrap()
 }
 
-/// Two directories in different domains.
 /// Writes until there is no room; bytes.
 fn fill(v: &Volume, f: &OpenFile, byte: u8) -> u64 {
     let data = vec![byte; MIB as usize];

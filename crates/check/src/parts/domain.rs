@@ -154,6 +154,8 @@ pub struct Domain {
     pub header: Option<DomainHeader>,
     /// The header must be written again.
     pub header_dirty: bool,
+    /// One copy of it does not hold: that may have been the newer one.
+    pub header_damaged: bool,
     /// The journal cannot be replayed and is to be emptied.
     pub reset_journal: bool,
     /// Its groups by number.

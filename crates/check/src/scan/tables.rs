@@ -32,8 +32,8 @@ pub fn read_groups(store: &Store, log: &mut Log, domain: &mut Domain, bat: &[Bat
     if table_sum(&tables) == sum {
         // They are those of the last checkpoint, and say how often it had written each other table. A copy that does not hold is
         // the other one then: an older one, or of a checkpoint that did not end.
-        if !domain.header_dirty {
-            domain.groups.values_mut().for_each(Group::believe_segments);
+        if !domain.header_damaged {
+            domain.groups.values_mut().filter(|g| g.segments.is_some()).for_each(Group::believe_segments);
         }
         return;
     }

@@ -232,6 +232,7 @@ fn read_domains(m: &mut Model) {
         m.domains.push(Domain {
             number,
             header_dirty: dirty || header.is_none(),
+            header_damaged: table.damaged.is_some(),
             header,
             reset_journal: false,
             groups: BTreeMap::new(),

@@ -467,7 +467,7 @@ impl Domain {
 
     /// Charges the tenant for what is about to be written. Bytes of pages are charged when they become dirty.
     pub fn charge_writes(&self, writes: &[(BlockAddr, Payload)]) {
-        if self.budget.is_on() {
+        if self.budget.may_charge() {
             for (_, p) in writes {
                 match p {
                     Payload::Pages(pages, ..) => self.charge_pages(pages.len()),

@@ -23,6 +23,8 @@ use std::sync::atomic::Ordering;
 
 /// `seq` of a header that is written for the first time.
 const FIRST_SEQ: u64 = 1;
+/// How often a group is emptied for a domain.
+const ATTEMPTS: usize = 4;
 /// Blocks of a journal that are zeroed at a time.
 const ZERO_BLOCKS: u32 = 256;
 
@@ -31,8 +33,9 @@ impl Volume {
     /// own and a journal as long as the first domain's, and placement gives it new inodes as any other.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`]; [`Error::Busy`] where the volume's tables have no room for one more; [`Error::NoSpace`] where no
-    /// domain can spare a whole group, nor empty one; of a device.
+    /// [`Error::ReadOnly`]; [`Error::Busy`] where the volume's tables have no room for one more, or groups are being emptied for
+    /// something else; [`Error::NoSpace`] where no domain can spare a whole group, nor empty one (those that could not be emptied
+    /// in the last five seconds are not tried again); of a device.
     pub fn add_domain(&self) -> Result<DomainId> {
         self.mounted().add_domain(0, DeviceSet::ALL)
     }
@@ -42,13 +45,14 @@ impl MountedVolume {
     /// [`Volume::add_domain`], with these `tenant_flags` in its header, its journal on one of `devices`. The caller is inside
     /// no gate and holds no lock.
     pub(crate) fn add_domain(&self, tenant_flags: u32, devices: DeviceSet) -> Result<DomainId> {
-        loop {
+        // another may take what was emptied
+        for _ in 0..ATTEMPTS {
             match self.try_add_domain(tenant_flags, devices) {
-                // another may take what was emptied: then there is less to empty
                 Err(Error::NoSpace) if self.relocate_for_new_domain(devices)? => {}
                 done => return done,
             }
         }
+        self.try_add_domain(tenant_flags, devices)
     }
 
     /// [`Self::add_domain`] where a group is nobody's, or holds nothing.

@@ -1,6 +1,7 @@
 //! Groups in use that are emptied for a domain that lacks room (SpanFS section 3.2.1).
 //!
-//! The last resort, before an operation is refused: no group is nobody's, and no domain has one that holds nothing, but one has as
+//! The last resort, before an operation is refused, a domain is not added, or something that has to move (out of the end of a volume
+//! that becomes smaller, off a device) has no room in its domain: no group is nobody's, and no domain has one that holds nothing, but one has as
 //! much free as a group is large, in pieces. What lies in its group with least in use is written elsewhere in that domain, as
 //! the cleaner does it, by ordinary commits. The group is given up then, with a higher epoch, and claimed as any other: each step
 //! is one that a drain takes as well, and a crash between two of them leaves the group with one of the domains or with none.
@@ -17,12 +18,17 @@ use crate::budget;
 use crate::device_set::DeviceSet;
 use crate::domain::Domain;
 use crate::error::{Error, Result};
+use braidfs_sync::MutexGuard;
 use std::fmt::{self, Display};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 /// What moves changes the records of its files as well: room for that, beside an eighth of what moves.
 const METADATA_BLOCKS: u64 = 64;
+/// So long it is waited for another thread that empties groups, where a lock is held that others want.
+const PATIENCE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// For whom a group is emptied.
 #[derive(Clone, Copy)]
@@ -81,42 +87,59 @@ impl MountedVolume {
             if self.claim_beyond_limit(d)? {
                 return Ok(true);
             }
-            if !self.empty_cheapest(For::Domain(d), tried, stays)? {
+            if self.empty_cheapest(For::Domain(d), tried, stays)?.is_none() {
                 return Ok(false);
             }
         }
     }
 
     /// Has a domain empty a group that can be the first of a domain to be added on `devices`; whether there may be one that is
-    /// nobody's now. The caller is inside no gate and holds no lock.
+    /// nobody's now. The caller is inside no gate and holds no lock but the tenants'.
     ///
     /// # Errors
-    /// As of [`Self::relocate_for`].
+    /// As of [`Self::relocate_for`]; [`Error::Busy`] where groups are being emptied for something that takes long.
     pub(super) fn relocate_for_new_domain(&self, devices: DeviceSet) -> Result<bool> {
         if self.is_emptying() {
             return Ok(false); // a domain is asked for while a volume becomes smaller, by who is told how far that is
         }
-        let mut kept = self.emptying.lock();
+        let Some(mut kept) = self.emptying_in_a_moment() else {
+            return Err(Error::Busy(
+                "block groups are being emptied (for a drain, say): try again when that has ended".into(),
+            ));
+        };
         self.while_emptying(|| {
             let mut tried = kept.stayed();
-            let before = self.bat.lock().free_groups();
-            while self.empty_cheapest(For::NewDomain(devices), &mut tried, &mut |group| kept.note_stayed(group))? {
-                if self.bat.lock().free_groups() > before {
-                    return Ok(true);
+            loop {
+                match self.empty_cheapest(For::NewDomain(devices), &mut tried, &mut |group| kept.note_stayed(group))? {
+                    Some(false) => {}
+                    found => return Ok(found.is_some()),
                 }
             }
-            Ok(false)
         })
     }
 
-    /// Empties the group that costs least, and none of those that were tried; false where there is none.
-    fn empty_cheapest(&self, to: For<'_>, tried: &mut Vec<u32>, stays: &mut dyn FnMut(u32)) -> Result<bool> {
-        let Some((owner, group)) = self.cheapest_to_empty(to, tried) else { return Ok(false) };
-        if !self.empty_for(to, owner, group)? {
+    /// The right to empty groups, unless another thread has it for longer. Who asks may hold the lock of the tenants.
+    fn emptying_in_a_moment(&self) -> Option<MutexGuard<'_, Kept>> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let kept = self.emptying.try_lock();
+            if kept.is_some() || Instant::now() > end {
+                return kept;
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Empties the group that costs least, and none of those that were tried: whether it is nobody's now. `None` where there is
+    /// none.
+    fn empty_cheapest(&self, to: For<'_>, tried: &mut Vec<u32>, stays: &mut dyn FnMut(u32)) -> Result<Option<bool>> {
+        let Some((owner, group)) = self.cheapest_to_empty(to, tried) else { return Ok(None) };
+        let gone = self.empty_for(to, owner, group)?;
+        if !gone {
             stays(group);
         }
         tried.push(group);
-        Ok(true)
+        Ok(Some(gone))
     }
 
     /// [`Self::room`], and where that is below `want` what there is once other domains have emptied groups, unless all that is
@@ -138,7 +161,8 @@ impl MountedVolume {
     }
 
     /// Empties a group of `owner`, where all that lies there can move; whether it is the owner's no longer. What could move has
-    /// done so in any case. What that asks of the device counts for the domain that lacks room, not for the owner.
+    /// done so in any case. What that asks of the device counts for the domain that
+    /// lacks room, for nobody where it is to be added, and not for the owner.
     fn empty_for(&self, to: For<'_>, owner: &Arc<Domain>, group: u32) -> Result<bool> {
         let used = owner.space.used_in(group);
         let mut kept = Kept::default();
