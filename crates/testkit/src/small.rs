@@ -140,6 +140,17 @@ pub fn in_pieces(v: &Volume, dir: InodeNo, most: u64, between: impl FnOnce()) ->
     kept.into_iter().map(|(_, f)| f).collect()
 }
 
+/// A domain that is full, by one file and its size, beside another one in pieces ([`in_pieces`] of 72 MiB), and its files.
+pub fn full_beside_pieces(v: &Volume) -> ((OpenFile, u64), Vec<OpenFile>) {
+    let [one, two] = two_directories(v);
+    let (f, mut size) = (file(v, one, "f"), 0);
+    let kept = in_pieces(v, two, 72, || {
+        size = fill(v, &f, ALL);
+        v.sync().unwrap();
+    });
+    ((f, size), kept)
+}
+
 /// A file is `size` bytes long, as [`fill`] wrote them.
 pub fn holds(v: &Volume, f: &OpenFile, size: u64) {
     assert_eq!(v.getattr(f.ino()).unwrap().size, size, "inode {}", f.ino());

@@ -4,8 +4,8 @@ use braidfs::{Error, FileKind, InodeNo, MkfsOptions, MountOptions, OpenFile, Set
 use braidfs_device::{Device, Effect, FaultDevice, FileDevice, MemDevice, Op, OpenHow, Rule};
 use braidfs_testkit::devices::{Change, every_crash_of_a_device};
 use braidfs_testkit::small::{
-    ALL, BLOCK, MIB, ROOT, beside, close, copies_of, create, devices_of, file, fill, holds, in_pieces, memory, piece,
-    relocated, two_directories,
+    ALL, BLOCK, MIB, ROOT, beside, close, copies_of, create, devices_of, file, fill, full_beside_pieces, holds, memory,
+    piece, relocated,
 };
 use braidfs_testkit::{small, walk::fsck};
 use std::cell::Cell;
@@ -630,12 +630,7 @@ fn a_drain_gets_groups_that_others_empty() {
     let all = [memory(96), memory(32)];
     format(&all, 2);
     let v = mount(&all);
-    let [one, two] = two_directories(&v);
-    let (f, mut size) = (file(&v, one, "f"), 0);
-    let kept = in_pieces(&v, two, 72, || {
-        size = fill(&v, &f, ALL);
-        v.sync().unwrap();
-    });
+    let ((f, size), kept) = full_beside_pieces(&v);
     assert_eq!(relocated(&v), 0);
     let left = v.drain_device(1, &|_, _| true).unwrap();
     assert_eq!(left.blocks, 0, "{left:?}");

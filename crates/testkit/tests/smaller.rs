@@ -5,8 +5,8 @@ use braidfs::{
 };
 use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, RecordDevice, Rule};
 use braidfs_testkit::small::{
-    ALL, BLOCK, MIB, ROOT, close, copies_of, create, devices_of, file, fill, groups_of_nobody, holds, in_pieces,
-    memory, new_node, relocated, two_directories,
+    ALL, BLOCK, MIB, ROOT, close, copies_of, create, devices_of, file, fill, full_beside_pieces, groups_of_nobody,
+    holds, memory, new_node, relocated,
 };
 use braidfs_testkit::{small, walk::fsck};
 use std::cell::Cell;
@@ -165,12 +165,7 @@ fn a_full_domain_gets_groups_that_others_empty() {
     let all = [memory(128)];
     format(&all, &[128], 2);
     let v = mount(&all);
-    let [one, two] = two_directories(&v);
-    let (f, mut size) = (file(&v, one, "f"), 0);
-    let kept = in_pieces(&v, two, 72, || {
-        size = fill(&v, &f, ALL);
-        v.sync().unwrap();
-    });
+    let ((f, size), kept) = full_beside_pieces(&v);
     let free = v.statfs().free * BLOCK;
     assert!(free > 40 * MIB, "{free} bytes free");
     assert_eq!((groups_of_nobody(&v), relocated(&v)), (0, 0));
