@@ -139,13 +139,6 @@ struct Instead {
     payer: Option<Arc<Budget>>,
 }
 
-/// Who pays for what is charged: see [`paid_by`].
-enum PaidBy {
-    Itself,
-    Other(Arc<Budget>),
-    Nobody,
-}
-
 /// Does something for another domain: what this thread charges `spared` for is charged to `payer`, or to nobody. What other threads
 /// do of it (who helps a commit) is not.
 pub fn paid_by<R>(spared: &Arc<Budget>, payer: Option<&Arc<Budget>>, does: impl FnOnce() -> R) -> R {
@@ -240,19 +233,19 @@ impl Budget {
 
     #[cold]
     fn charge_now(&self, way: Way, units: [u64; 2]) {
-        match self.payer() {
-            PaidBy::Itself if self.is_on() => self.take(way, units),
-            PaidBy::Other(payer) if payer.is_on() => payer.take(way, units),
-            PaidBy::Itself | PaidBy::Other(_) | PaidBy::Nobody => {}
-        }
+        self.with_payer(|payer| {
+            if payer.is_on() {
+                payer.take(way, units);
+            }
+        });
     }
 
-    /// Who pays for what this thread does.
-    fn payer(&self) -> PaidBy {
+    /// Does something with the budget that pays for what this thread does here, if any does: see [`paid_by`].
+    fn with_payer(&self, charge: impl FnOnce(&Self)) {
         INSTEAD.with_borrow(|instead| match instead {
-            Some(i) if i.spared.address() == self.address() => i.payer.clone().map_or(PaidBy::Nobody, PaidBy::Other),
-            _ => PaidBy::Itself,
-        })
+            Some(i) if i.spared.address() == self.address() => i.payer.as_deref().map_or((), charge),
+            _ => charge(self),
+        });
     }
 
     fn take(&self, way: Way, mut units: [u64; 2]) {
@@ -335,11 +328,11 @@ impl Budget {
     /// So much was spent on it, by a request or in the background.
     pub fn charge_time(&self, ns: u64, request: bool) {
         if ns > 0 && (self.is_timed() || IS_INSTEAD.get()) {
-            match self.payer() {
-                PaidBy::Itself if self.is_timed() => self.take_time(ns, request),
-                PaidBy::Other(payer) if payer.is_timed() => payer.take_time(ns, request),
-                PaidBy::Itself | PaidBy::Other(_) | PaidBy::Nobody => {}
-            }
+            self.with_payer(|payer| {
+                if payer.is_timed() {
+                    payer.take_time(ns, request);
+                }
+            });
         }
     }
 

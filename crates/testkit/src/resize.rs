@@ -222,8 +222,8 @@ fn full_beside_quarters(v: &Volume, quarter: u64, most: u64) -> braidfs::Result<
         make_piece(v, &format!("p{n}"), n, MIB)?;
         n += 1;
     }
-    let gone = (0..quarter).filter(|n| n % 4 != 1);
-    { gone }.try_for_each(|n| v.unlink_path(format!("other/q{n}").as_bytes(), &cred))?;
+    let mut gone = (0..quarter).filter(|n| n % 4 != 1);
+    gone.try_for_each(|n| v.unlink_path(format!("other/q{n}").as_bytes(), &cred))?;
     v.sync()?;
     Ok(n)
 }

@@ -122,8 +122,8 @@ fn write_segments(store: &Store, domain: u16, group: &Group, segments: &[Segment
     let written = count_tables(store, group.number, checkpoint);
     let pair = Log::default().read(store, addr, 2);
     let mut state = PairState::of(&pair, BlockKind::SegmentTable, volume, addr.0);
-    // A copy of a checkpoint that did not end does not count, and may be of the next claim: the group was being given up. Where only one of
-    // the two blocks below comes to the device, it is the number of the checkpoint that tells which counts, not `seq`.
+    // A copy of a checkpoint that did not end does not count, and may be of the next claim: the group was being given up. Where
+    // only one of the two blocks below comes to the device, the number of the checkpoint tells which counts, not `seq`.
     if let Ok(t) = SegmentTable::decode_upto(&pair, g.segments, volume, addr, checkpoint)
         && t.unfinished
     {

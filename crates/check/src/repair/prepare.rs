@@ -4,7 +4,8 @@
 //! copy is brought up to date from the node blocks; a group whose segment table or owner table lost one gives out no
 //! block until the check has counted its blocks. Where the sum in the domain's header says that the segment tables are
 //! those of its last checkpoint, and these that a table was written as often as it was, the copy that does not hold is the
-//! one that did not count: the crash tore it. A journal with a gap is cut there, and the inodes whose changes are lost are named.
+//! one that did not count: the crash tore it. A journal with a gap is cut there, and the inodes whose changes are lost are
+//! named.
 
 use crate::codes;
 use crate::error::Result;

@@ -1,8 +1,8 @@
 //! Groups in use that are emptied for a domain that lacks room (SpanFS section 3.2.1).
 //!
-//! The last resort, before an operation is refused, a domain is not added, or something that has to move (out of the end of a volume
-//! that becomes smaller, off a device) has no room in its domain: no group is nobody's, and no domain has one that holds nothing, but one has as
-//! much free as a group is large, in pieces. What lies in its group with least in use is written elsewhere in that domain, as
+//! The last resort, before an operation is refused, a domain is not added, or something that has to move (out of the end of a
+//! volume that becomes smaller, off a device) has no room in its domain: no group is nobody's, and no domain has one that holds
+//! nothing, but one has as much free as a group is large, in pieces. What lies in its group with least in use is written elsewhere in that domain, as
 //! the cleaner does it, by ordinary commits. The group is given up then, with a higher epoch, and claimed as any other: each step
 //! is one that a drain takes as well, and a crash between two of them leaves the group with one of the domains or with none.
 //!
@@ -161,8 +161,8 @@ impl MountedVolume {
     }
 
     /// Empties a group of `owner`, where all that lies there can move; whether it is the owner's no longer. What could move has
-    /// done so in any case. What that asks of the device counts for the domain that
-    /// lacks room, for nobody where it is to be added, and not for the owner.
+    /// done so in any case. What that asks of the device counts for the domain that lacks room, for nobody where it is to be
+    /// added, and not for the owner.
     fn empty_for(&self, to: For<'_>, owner: &Arc<Domain>, group: u32) -> Result<bool> {
         let used = owner.space.used_in(group);
         let mut kept = Kept::default();

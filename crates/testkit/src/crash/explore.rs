@@ -137,7 +137,8 @@ impl Report {
          crashes of an fsck before the mount left {} of the images\n\
          {run} recoveries run and judged ({:.0} a second), the other images hold the same bytes wherever one of these \
          looked; {} of them run all the same; {} deviations\n\
-         {} recoveries followed by use, unmount, fsck and a second mount, and run once more behind an fsck; {} crashes left an image that there was before\n\
+         {} recoveries followed by use, unmount, fsck and a second mount, and run once more behind an fsck; \
+         {} crashes left an image that there was before\n\
          {} states of workloads that changed {} names with the directory locked for reading\n\
          {} states of workloads that moved {} blocks to make files whole\n\
          {} failing states",
