@@ -2,9 +2,9 @@
 //!
 //! The kernel holds dirty pages of a FUSE mount to a hundredth of what all may have, and has writers wait beyond: 40 MiB
 //! on a machine of 24 GiB, which one writer fills in 50 ms. What it holds must find room in the volume, though
-//! ([`crate::room`]). So at the mount it is allowed an eighth of the smallest domain's room, at least [`LEAST_BYTES`] and at
-//! most [`MOST_BYTES`]. When a domain gets so little room that the bound matters, it goes down to the least; when all of them
-//! have much more again, it is set anew.
+//! ([`crate::room`]). So at the mount it is allowed an eighth of the smallest domain's room, at least [`USUAL_BYTES`] and at
+//! most [`MOST_BYTES`]. When a domain gets so little room that the bound matters, it goes down to [`LEAST_BYTES`]; when all of
+//! them have much more again, it is set anew.
 //!
 //! The kernel keeps the bound as a part of the memory that may be dirty (`bdi_set_max_bytes` in `mm/page-writeback.c`),
 //! so that it grows when memory becomes free. That is another reason to set it anew when it matters.
@@ -13,8 +13,14 @@ use braidfs_sync::{Mutex, rank};
 use std::fs;
 use std::path::PathBuf;
 
-/// May be held in any case.
-pub(crate) const LEAST_BYTES: u64 = 64 << 20;
+/// May be held in any case: what the bound is restricted to. One stream is written at 0.6 of the rate that it has with
+/// [`USUAL_BYTES`]; the kernel exceeds it by 1 % (64 writers, Linux 6.18).
+pub(crate) const LEAST_BYTES: u64 = 16 << 20;
+/// Is allowed where a domain has [`USUAL_PARTS`] times as much room; and what the kernel is taken to hold at least where the
+/// bound cannot be set.
+pub(crate) const USUAL_BYTES: u64 = 64 << 20;
+/// More than the room in which [`crate::room`] has the bound restricted: it is not set to and fro.
+const USUAL_PARTS: u64 = 3;
 /// More does not help: the kernel begins to write at a half of it.
 const MOST_BYTES: u64 = 1 << 30;
 /// Of the kernel's page cache.
@@ -25,7 +31,7 @@ const PART: u64 = 8;
 /// The kernel's bound for one mount. Only root may set it; Linux 6.2.
 ///
 /// What the kernel holds dirty of the volume is what it holds of all its mounts: where tenants are mounted by themselves
-/// ([`Self::add`]), each has a bound of its own, [`LEAST_BYTES`], and all of them count.
+/// ([`Self::add`]), each has a bound of its own, [`USUAL_BYTES`], and all of them count.
 #[derive(Debug)]
 pub(crate) struct DirtyLimit(PathBuf, Mutex<Vec<PathBuf>, rank::DirtyTenants>);
 
@@ -46,7 +52,7 @@ impl DirtyLimit {
     /// A tenant is mounted by itself, with this bound.
     pub fn add(&self, tenant: &Self) {
         // also where it is less: it is told of as this much
-        tenant.set(LEAST_BYTES);
+        tenant.set(USUAL_BYTES);
         self.1.lock().push(tenant.0.clone());
     }
 
@@ -75,19 +81,18 @@ impl DirtyLimit {
     }
 
     /// Has it hold no more than the least. Where it holds more, writers wait until it does not. How much it may hold then,
-    /// bytes: on a machine with much memory that is more where the bound cannot be set (not root, an old kernel).
+    /// bytes: more where the bound cannot be set (not root, an old kernel).
     pub fn restrict(&self) -> u64 {
-        let now = self.set_at();
-        let own = match now.unwrap_or_else(usual) {
-            more if more > LEAST_BYTES && (now.is_none() || !self.set(LEAST_BYTES)) => more,
-            _ => LEAST_BYTES,
+        let own = match self.set_at() {
+            Some(now) if now <= LEAST_BYTES || self.set(LEAST_BYTES) => LEAST_BYTES,
+            now => now.unwrap_or_else(usual).max(USUAL_BYTES),
         };
         own + self.of_tenants()
     }
 
     /// How much the kernel may hold now, bytes.
     pub fn now(&self) -> u64 {
-        self.set_at().unwrap_or_else(usual).max(LEAST_BYTES) + self.of_tenants()
+        self.set_at().unwrap_or_else(|| usual().max(USUAL_BYTES)).max(LEAST_BYTES) + self.of_tenants()
     }
 
     fn set_at(&self) -> Option<u64> {
@@ -116,7 +121,11 @@ fn parse_threshold(vmstat: &str) -> Option<u64> {
 
 /// What it should be for a volume whose smallest domain has so much room.
 pub(crate) fn wanted(room_bytes: u64) -> u64 {
-    (room_bytes / PART).clamp(LEAST_BYTES, MOST_BYTES)
+    if room_bytes < USUAL_PARTS * USUAL_BYTES {
+        LEAST_BYTES
+    } else {
+        (room_bytes / PART).clamp(USUAL_BYTES, MOST_BYTES)
+    }
 }
 
 #[cfg(test)]
@@ -125,15 +134,18 @@ mod tests {
 
     #[test]
     fn the_bound_follows_the_room() {
-        assert_eq!([0, 512 << 20, 1 << 30, 1 << 40].map(wanted), [LEAST_BYTES, LEAST_BYTES, 128 << 20, MOST_BYTES]);
+        assert_eq!([0, 191 << 20, 192 << 20].map(wanted), [LEAST_BYTES, LEAST_BYTES, USUAL_BYTES]);
+        assert_eq!([512 << 20, 1 << 30, 1 << 40].map(wanted), [USUAL_BYTES, 128 << 20, MOST_BYTES]);
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("max_bytes");
         std::fs::write(&file, "43000000\n").unwrap();
         let limit = DirtyLimit::new(dir.path());
         let now = || std::fs::read_to_string(&file).unwrap();
+        assert_eq!((limit.allow(100 << 20), now()), (LEAST_BYTES, LEAST_BYTES.to_string()));
+        std::fs::write(&file, "12000000\n").unwrap();
         assert_eq!(
             (limit.allow(100 << 20), now()),
-            (LEAST_BYTES, "43000000\n".into()),
+            (LEAST_BYTES, "12000000\n".into()),
             "it is never raised for little room"
         );
         assert_eq!((limit.allow(4 << 30), now()), (512 << 20, (512 << 20).to_string()));
@@ -142,7 +154,7 @@ mod tests {
         limit.restrict();
         assert_eq!(now(), LEAST_BYTES.to_string());
         let none = DirtyLimit::new(dir.path().join("none"));
-        assert_eq!(none.allow(1 << 40), usual().max(LEAST_BYTES), "what cannot be set is what it is");
+        assert_eq!(none.allow(1 << 40), usual().max(USUAL_BYTES), "what cannot be set is what it is");
         std::fs::write(&file, "900000000\n").unwrap();
         std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o444)).unwrap();
         let free = std::fs::OpenOptions::new().write(true).open(&file).is_ok();

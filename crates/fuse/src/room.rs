@@ -1,8 +1,9 @@
 //! Telling ENOSPC at the `write` although the kernel's writeback cache takes writes before the volume sees them.
 //!
 //! Room is counted per domain: its free blocks and those of groups that it can still claim. The kernel holds at most
-//! what [`crate::dirty`] allows. While a domain has twice as much, nothing is done. Below, the domain is *tight*; the kernel
-//! is then allowed the least, and when it has written back what it held of the domain, that is what counts:
+//! what [`crate::dirty`] allows. While a domain has twice as much, and [`USUAL_BYTES`] more, nothing is done. Below, the domain
+//! is *tight*; the kernel is then allowed the least, and when it has written back what it held of the domain, that is what counts.
+//! Where the domain has twice as much as that, it is tight no longer. Else:
 //! 1. With OPEN, files opened for writing are opened write-through: the volume answers each `write` itself, exactly.
 //! 2. Files that were opened before, and without OPEN all files, stay cached, the kernel offers no way back. But each
 //!    `write` needs valid attributes, so they are told without a time to live: the kernel then asks (GETATTR with the flag
@@ -45,13 +46,13 @@
 //! groups of nobody's that none is left before anybody looks again (`fallocate` of nearly all that is free); ENOSPC for stores to
 //! a shared map, nor for a single `write` of more than [`LAST_BLOCKS`] (of several writers, 1 MiB) by rule 3, or, without OPEN, of
 //! more than that by other calls than `write` and `pwrite`, or of more than
-//! [`LEAST_BYTES`]; these are told at `fsync` and `close`. Without OPEN a `write` that does not fit takes nothing,
+//! [`USUAL_BYTES`] without [`LEAST_BYTES`]; these are told at `fsync` and `close`. Without OPEN a `write` that does not fit takes nothing,
 //! where the volume itself would take a part. The last blocks cannot be had through a handle of rule 2, and where they are
 //! all that is left it gets ENOSPC for a `read` across the end of the file, too: the kernel asks the same; without OPEN a
 //! `read` by `io_uring` does, or by a thread that `/proc` does not show.
 
 use crate::channel::Channel;
-use crate::dirty::{self, DirtyLimit, LEAST_BYTES};
+use crate::dirty::{self, DirtyLimit, LEAST_BYTES, USUAL_BYTES};
 use crate::dirty_grants::{LATELY, Left};
 use crate::fs::{BraidFs, Context, TTL_SECONDS, Waiting, errno};
 use crate::node::WireId;
@@ -72,12 +73,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-/// What the kernel may hold dirty for one mount, at least.
-const LEAST_DIRTY_BLOCKS: u64 = LEAST_BYTES / 4096;
-/// A domain is tight with less room than so many times what the kernel may hold.
-const TIGHT: u64 = 2;
-/// And then until it has this much: it does not change its mind with each write.
-const ROOMY: u64 = 3;
+/// What the kernel is taken to hold of a mount of whose bound nothing is known; and one `write` takes so much at most while nobody
+/// looks how much it takes.
+const USUAL_DIRTY_BLOCKS: u64 = USUAL_BYTES / 4096;
 const LAST_BLOCKS: u64 = (2 << 20) / 4096;
 /// What each of several writers is taken to write at once: all of them may have been told to go on before one of them did.
 const WRITE_BLOCKS: u64 = (1 << 20) / 4096;
@@ -172,9 +170,22 @@ impl Becoming {
     }
 }
 
+impl Domain {
+    /// With less room it is tight: besides what the kernel may hold it must find one large `write`, and what nobody has looked at.
+    fn tight_below(&self) -> u64 {
+        let held = self.held.load(Ordering::SeqCst);
+        held + held.max(USUAL_DIRTY_BLOCKS)
+    }
+
+    /// And then until it has this much: it does not change its mind with each write.
+    fn roomy_from(&self) -> u64 {
+        self.tight_below() + self.held.load(Ordering::SeqCst)
+    }
+}
+
 impl Tight {
     pub fn new(domains: usize) -> Self {
-        let domain = |_| Domain { held: CachePadded::new(LEAST_DIRTY_BLOCKS.into()), ..Domain::default() };
+        let domain = |_| Domain { held: CachePadded::new(USUAL_DIRTY_BLOCKS.into()), ..Domain::default() };
         let domains = (0..domains).map(domain).collect();
         Self {
             domains,
@@ -182,7 +193,7 @@ impl Tight {
             plain: AtomicBool::new(false),
             look: CachePadded::default(),
             begin: Instant::now(),
-            bound: AtomicU64::new(LEAST_BYTES),
+            bound: AtomicU64::new(USUAL_BYTES),
             raising: AtomicBool::new(false),
             counted: AtomicUsize::new(0),
             lent: AtomicBool::new(false),
@@ -286,7 +297,7 @@ impl BraidFs {
         });
         for d in (0..self.domain_count()).filter(|d| self.is_limited(*d)) {
             let domain = &self.tight.domains[d];
-            let little = self.vol.sure_room(DomainId(d as u16)) < TIGHT * domain.held.load(Ordering::SeqCst);
+            let little = self.vol.sure_room(DomainId(d as u16)) < domain.tight_below();
             if little && self.tight.becomes_tight(d) {
                 match channel {
                     Some(channel) => self.write_back_first(d, channel),
@@ -326,7 +337,7 @@ impl BraidFs {
         let _ = self.jobs.send(Box::new(move |fs: &BraidFs| {
             let tight = |d: usize| fs.tight.domains[d].tight.load(Ordering::SeqCst) && !fs.is_limited(d);
             if (0..fs.domain_count()).any(tight) {
-                let held = fs.dirty.as_ref().map_or(LEAST_BYTES, DirtyLimit::restrict) / 4096;
+                let held = fs.dirty.as_ref().map_or(USUAL_BYTES, DirtyLimit::restrict) / 4096;
                 fs.tight.domains.iter().for_each(|d| d.held.store(held, Ordering::SeqCst));
                 fs.keep_rooms();
             } else if let Some(channel) = fs.connections.main() {
@@ -360,7 +371,7 @@ impl BraidFs {
         self.tight.domains.iter().for_each(|d| d.unknown.store(true, Ordering::SeqCst));
         for (d, domain) in self.tight.domains.iter().enumerate().take(self.domain_count()) {
             let room = self.vol.sure_room(DomainId(d as u16));
-            let tight = room < TIGHT * domain.held.load(Ordering::Relaxed);
+            let tight = room < domain.tight_below();
             domain.unknown.store(!tight, Ordering::SeqCst);
             self.tight.ever.fetch_or(tight, Ordering::SeqCst);
             domain.tight.store(tight, Ordering::SeqCst);
@@ -416,7 +427,6 @@ impl BraidFs {
 
     fn watch_domain(&self, d: usize, room: u64, channel: &Arc<Channel>) {
         let domain = &self.tight.domains[d];
-        let held = domain.held.load(Ordering::Relaxed);
         let changes = self.vol.limit_changes(DomainId(d as u16));
         if domain.changes.load(Ordering::Relaxed) != changes {
             // by the volume itself: a tenant is held to its soft limit, or no more
@@ -425,7 +435,7 @@ impl BraidFs {
             let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.limit_changed(id, &channel)));
         }
         if domain.tight.load(Ordering::Relaxed) {
-            if room >= ROOMY * held {
+            if room >= domain.roomy_from() {
                 domain.unknown.store(true, Ordering::SeqCst);
                 domain.tight.store(false, Ordering::SeqCst);
                 self.keep_room(d);
@@ -439,7 +449,7 @@ impl BraidFs {
 
     /// Whether a domain has only so much room, and is tight from now on: what the kernel may hold of it is to be written back.
     fn becomes_tight(&self, d: usize, room: u64, channel: &Arc<Channel>) -> bool {
-        let becomes = room < TIGHT * self.tight.domains[d].held.load(Ordering::Relaxed) && self.tight.becomes_tight(d);
+        let becomes = room < self.tight.domains[d].tight_below() && self.tight.becomes_tight(d);
         if becomes && !self.negotiated.opens() {
             self.begin_tight(d, channel);
         }
@@ -500,7 +510,7 @@ impl BraidFs {
 
     /// Blocks of the file's domain that the kernel may hold dirty.
     pub(crate) fn kernel_holds(&self, ino: InodeNo) -> u64 {
-        self.domain_index(ino).map_or(LEAST_DIRTY_BLOCKS, |d| self.tight.domains[d].held.load(Ordering::SeqCst))
+        self.domain_index(ino).map_or(USUAL_DIRTY_BLOCKS, |d| self.tight.domains[d].held.load(Ordering::SeqCst))
     }
 
     /// How long the kernel may trust a file's attributes. Not at all, where it must ask before each `write`: in a tight
@@ -582,7 +592,7 @@ impl BraidFs {
     fn getattr_of_anybody(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let (id, thread) = (req.node(), req.head.pid);
         let (ino, attr) = (id.ino(), self.attr(id)?);
-        let plenty = self.own_room(ino) >= self.kernel_holds(ino);
+        let plenty = self.own_room(ino) >= self.kernel_holds(ino).max(USUAL_DIRTY_BLOCKS);
         let doing = if plenty { Doing::Unknown } else { requester::doing(req) };
         let need = match doing {
             Doing::Other => None,
@@ -714,7 +724,7 @@ impl BraidFs {
             // more than it was set to, where memory has become free
             return self.dirty.as_ref().map(DirtyLimit::now);
         }
-        let bound = self.dirty.as_ref().map_or(LEAST_BYTES, DirtyLimit::restrict);
+        let bound = self.dirty.as_ref().map_or(USUAL_BYTES, DirtyLimit::restrict);
         self.tight.bound.store(LEAST_BYTES, Ordering::SeqCst);
         Some(bound)
     }
