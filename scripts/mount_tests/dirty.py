@@ -2,11 +2,13 @@
 
 import errno
 import os
+import time
 
-from filling import fill_in_turn
+from filling import fill_in_turn, offered
 from fslib import Skipped
 from mount_tests.common import check, daemon_only, must, root_only, same
 from mount_tests.helpers import small_volume
+from mount_tests.overwrite import requests
 
 MIB = 1 << 20
 
@@ -59,7 +61,7 @@ def full_with_much_held(volume, _top):
                 file.close()
             must(sum(written) > 600 * MIB, f"{options}: full after only {sum(written) >> 20} MiB")
             # it is a part of the memory that may be dirty, and grows when others give some back
-            must(bound(v) < 72 * MIB, f"{options}: of a full volume the kernel may hold {bound(v)}")
+            must(bound(v) < 32 * MIB, f"{options}: of a full volume the kernel may hold {bound(v)}")
             v.umount()
             v.mount(options)
             for n, size in enumerate([] if lost else written):
@@ -68,3 +70,46 @@ def full_with_much_held(volume, _top):
                         must(file.read(MIB) == piece[: size - at], f"{options}: content of f{n} at {at}")
             v.umount()
             same(v.fsck("-f", "-n")[0], 0, "exit code of fsck")
+
+
+@check(seconds=120)
+def little_room_asks_late(volume, _top):
+    """With little room the kernel may hold less, so that nobody is asked before a `write` until there is hardly any."""
+    daemon_only(volume)
+    root_only()
+    with small_volume(volume, size=1024 * MIB) as v:
+        v.mount()
+        top = v.mnt / "d"  # in one domain
+        top.mkdir()
+        piece = os.urandom(MIB)
+
+        def asked(file):
+            """Requests for attributes of 500 overwrites."""
+            before = requests(v).get("GETATTR", 0)
+            for n in range(500):
+                os.pwrite(file.fileno(), piece[:4096], n * 4096 % MIB)
+            return requests(v).get("GETATTR", 0) - before
+
+        with open(top / "f", "wb", buffering=0) as file:
+            pieces, steps = 0, []
+            while not steps or steps[-1][1] < 500:
+                must(offered(top) > 8 * MIB, f"nearly full, and the kernel may hold {bound(v)}; who asks: {steps}")
+                for _ in range(4):
+                    file.write(piece)
+                    pieces += 1
+                os.fsync(file.fileno())
+                if bound(v) < 32 * MIB:
+                    time.sleep(0.02)  # a look at the room comes so often
+                    file.write(piece)
+                    pieces += 1
+                    os.fsync(file.fileno())
+                    steps.append((offered(top) >> 20, asked(file)))
+            must(len([1 for _, n in steps if n < 50]) > 4, f"MiB that are left, how many of 500 writes ask: {steps}")
+            written = pieces * MIB + fill_in_turn([file], [piece])[0]
+            os.fsync(file.fileno())
+        v.cold()
+        with open(top / "f", "rb") as file:
+            for at in range(0, written, MIB):
+                must(file.read(MIB) == piece[: written - at] or at == 0, f"content at {at}")
+        v.umount()
+        same(v.fsck("-f", "-n")[0], 0, "exit code of fsck")
