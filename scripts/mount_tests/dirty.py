@@ -61,7 +61,7 @@ def full_with_much_held(volume, _top):
                 file.close()
             must(sum(written) > 600 * MIB, f"{options}: full after only {sum(written) >> 20} MiB")
             # it is a part of the memory that may be dirty, and grows when others give some back
-            must(bound(v) < 32 * MIB, f"{options}: of a full volume the kernel may hold {bound(v)}")
+            must(bound(v) < 24 * MIB, f"{options}: of a full volume the kernel may hold {bound(v)}")
             v.umount()
             v.mount(options)
             for n, size in enumerate([] if lost else written):
@@ -103,7 +103,8 @@ def little_room_asks_late(volume, _top):
                     file.write(piece)
                     pieces += 1
                     os.fsync(file.fileno())
-                    steps.append((offered(top) >> 20, asked(file)))
+                    # once more: what was held when the bound went down may not be written back yet
+                    steps.append((offered(top) >> 20, min(asked(file) for _ in range(3))))
             must(len([1 for _, n in steps if n < 50]) > 4, f"MiB that are left, how many of 500 writes ask: {steps}")
             written = pieces * MIB + fill_in_turn([file], [piece])[0]
             os.fsync(file.fileno())

@@ -1,9 +1,9 @@
 //! Telling ENOSPC at the `write` although the kernel's writeback cache takes writes before the volume sees them.
 //!
 //! Room is counted per domain: its free blocks and those of groups that it can still claim. The kernel holds at most
-//! what [`crate::dirty`] allows. While a domain has twice as much, and [`USUAL_BYTES`] more, nothing is done. Below, the domain
+//! what [`crate::dirty`] allows. While a domain has as much again, and [`USUAL_BYTES`] more at least, nothing is done. Below, the domain
 //! is *tight*; the kernel is then allowed the least, and when it has written back what it held of the domain, that is what counts.
-//! Where the domain has twice as much as that, it is tight no longer. Else:
+//! Where the domain has room enough for that, it is tight no longer. Else:
 //! 1. With OPEN, files opened for writing are opened write-through: the volume answers each `write` itself, exactly.
 //! 2. Files that were opened before, and without OPEN all files, stay cached, the kernel offers no way back. But each
 //!    `write` needs valid attributes, so they are told without a time to live: the kernel then asks (GETATTR with the flag
@@ -37,7 +37,8 @@
 //!
 //! **Limits.** The room of a domain with a limit of its own (a tenant's) says nothing of its neighbours', and the kernel has one
 //! bound for the whole mount. So such domains are left out when that is set, and a tight one does not restrict it: what
-//! the kernel may hold of each is the whole bound, and it is tight with less room than twice that.
+//! the kernel may hold of each is the whole bound, and it is tight as by that. So that few are, the bound is
+//! [`MOST_BESIDE_LIMITED`] at most where there are any.
 //!
 //! On a mount without the writeback cache ([`Cache::Through`]) no domain is ever tight: all `write`s are as by rule 1, and
 //! pages stay for reads.
@@ -52,7 +53,7 @@
 //! `read` by `io_uring` does, or by a thread that `/proc` does not show.
 
 use crate::channel::Channel;
-use crate::dirty::{self, DirtyLimit, LEAST_BYTES, USUAL_BYTES};
+use crate::dirty::{self, DirtyLimit, LEAST_BYTES, MOST_BESIDE_LIMITED, USUAL_BYTES};
 use crate::dirty_grants::{LATELY, Left};
 use crate::fs::{BraidFs, Context, TTL_SECONDS, Waiting, errno};
 use crate::node::WireId;
@@ -73,9 +74,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-/// What the kernel is taken to hold of a mount of whose bound nothing is known; and one `write` takes so much at most while nobody
-/// looks how much it takes.
+/// What the kernel is taken to hold of a mount of whose bound nothing is known.
 const USUAL_DIRTY_BLOCKS: u64 = USUAL_BYTES / 4096;
+/// Room besides what the kernel may hold, with which nobody looks how much a `write` takes: for large ones, and for what threads
+/// store before the kernel looks at its bound.
+const LARGE_BLOCKS: u64 = (USUAL_BYTES - LEAST_BYTES) / 4096;
 const LAST_BLOCKS: u64 = (2 << 20) / 4096;
 /// What each of several writers is taken to write at once: all of them may have been told to go on before one of them did.
 const WRITE_BLOCKS: u64 = (1 << 20) / 4096;
@@ -171,7 +174,7 @@ impl Becoming {
 }
 
 impl Domain {
-    /// With less room it is tight: besides what the kernel may hold it must find one large `write`, and what nobody has looked at.
+    /// With less room it is tight: besides what the kernel may hold there must be [`LARGE_BLOCKS`], and what nobody has looked at.
     fn tight_below(&self) -> u64 {
         let held = self.held.load(Ordering::SeqCst);
         held + held.max(USUAL_DIRTY_BLOCKS)
@@ -179,7 +182,7 @@ impl Domain {
 
     /// And then until it has this much: it does not change its mind with each write.
     fn roomy_from(&self) -> u64 {
-        self.tight_below() + self.held.load(Ordering::SeqCst)
+        self.tight_below() + self.held.load(Ordering::SeqCst).max(USUAL_DIRTY_BLOCKS / 2)
     }
 }
 
@@ -278,6 +281,17 @@ impl BraidFs {
         self.vol.is_limited(DomainId(domain as u16))
     }
 
+    /// Whether some domain without a limit is tight.
+    fn is_any_tight(&self) -> bool {
+        (0..self.domain_count()).any(|d| self.tight.domains[d].tight.load(Ordering::SeqCst) && !self.is_limited(d))
+    }
+
+    /// Has the kernel hold the least; how much it may hold then, bytes.
+    fn restrict(&self) -> u64 {
+        self.tight.bound.store(LEAST_BYTES, Ordering::SeqCst);
+        self.dirty.as_ref().map_or(USUAL_BYTES, DirtyLimit::restrict)
+    }
+
     /// Room of the domain that has least, of those without limits; `None`: all have one.
     fn least_room(&self) -> Option<u64> {
         let shared = (0..self.domain_count()).filter(|d| !self.is_limited(*d));
@@ -289,7 +303,11 @@ impl BraidFs {
     /// only.
     fn allow_by_room(&self, channel: Option<&Channel>) {
         let (Some(limit), Some(least)) = (&self.dirty, self.least_room()) else { return };
-        let wanted = dirty::wanted(least * 4096);
+        let mut wanted = dirty::wanted(least * 4096, (0..self.domain_count()).any(|d| self.is_limited(d)));
+        if channel.is_some() {
+            // what the kernel holds already it may go on to hold for a while
+            wanted = wanted.max(self.tight.bound.load(Ordering::SeqCst));
+        }
         let held = (wanted + limit.of_tenants()) / 4096;
         self.tight.bound.store(wanted, Ordering::SeqCst);
         self.tight.domains.iter().for_each(|d| {
@@ -306,7 +324,7 @@ impl BraidFs {
                 }
             }
         }
-        let bytes = limit.allow(least * 4096);
+        let bytes = limit.allow(wanted);
         self.tight.domains.iter().for_each(|d| d.held.store(bytes / 4096, Ordering::SeqCst));
         self.keep_rooms();
     }
@@ -335,9 +353,8 @@ impl BraidFs {
     fn set_bound_anew(&self, done: impl FnOnce() + Send + 'static) {
         // Not sent only where the mount is ending.
         let _ = self.jobs.send(Box::new(move |fs: &BraidFs| {
-            let tight = |d: usize| fs.tight.domains[d].tight.load(Ordering::SeqCst) && !fs.is_limited(d);
-            if (0..fs.domain_count()).any(tight) {
-                let held = fs.dirty.as_ref().map_or(USUAL_BYTES, DirtyLimit::restrict) / 4096;
+            if fs.is_any_tight() {
+                let held = fs.restrict() / 4096;
                 fs.tight.domains.iter().for_each(|d| d.held.store(held, Ordering::SeqCst));
                 fs.keep_rooms();
             } else if let Some(channel) = fs.connections.main() {
@@ -348,17 +365,16 @@ impl BraidFs {
     }
 
     /// Has the kernel's bound raised where all domains have much more room than it was set for. `least`: blocks that the
-    /// smallest has.
-    fn raise_bound(&self, least: u64, channel: &Arc<Channel>) {
-        let enough = dirty::wanted(least * 4096) >= 2 * self.tight.bound.load(Ordering::Relaxed);
-        if !enough || self.dirty.is_none() || self.tight.raising.swap(true, Ordering::SeqCst) {
+    /// smallest has, of those without limits; `limited`: there are some with.
+    fn raise_bound(&self, least: u64, limited: bool, channel: &Arc<Channel>) {
+        let enough = dirty::wanted(least * 4096, limited) >= 2 * self.tight.bound.load(Ordering::Relaxed);
+        if !enough || self.dirty.is_none() || self.is_any_tight() || self.tight.raising.swap(true, Ordering::SeqCst) {
             return;
         }
         // In turn with what restricts it.
         let channel = Arc::clone(channel);
         let _ = self.jobs.send(Box::new(move |fs: &BraidFs| {
-            let tight = |d: usize| fs.tight.domains[d].tight.load(Ordering::SeqCst) && !fs.is_limited(d);
-            if !(0..fs.domain_count()).any(tight) {
+            if !fs.is_any_tight() {
                 fs.allow_by_room(Some(&channel));
             }
             fs.tight.raising.store(false, Ordering::SeqCst);
@@ -415,7 +431,7 @@ impl BraidFs {
                 self.watch_domain(d, room, channel);
             }
             if let Some(least) = least {
-                self.raise_bound(least, channel);
+                self.raise_bound(least, limited, channel);
             }
             if self.tight.plain.load(Ordering::Relaxed) == limited {
                 self.tight.plain.store(!limited, Ordering::Relaxed);
@@ -436,20 +452,30 @@ impl BraidFs {
         }
         if domain.tight.load(Ordering::Relaxed) {
             if room >= domain.roomy_from() {
-                domain.unknown.store(true, Ordering::SeqCst);
-                domain.tight.store(false, Ordering::SeqCst);
-                self.keep_room(d);
+                self.becomes_roomy(d);
             }
         } else if self.becomes_tight(d, room, channel) {
             let channel = channel.clone();
             // Not sent only where the mount is ending.
-            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.write_back_first(d, &channel)));
+            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.write_back_and_look(d, &channel)));
         }
+    }
+
+    /// The domain is tight no longer: what the kernel holds of it from now on is not known.
+    fn becomes_roomy(&self, d: usize) {
+        tracing::debug!(domain = d, "room enough: no write asks");
+        self.tight.domains[d].unknown.store(true, Ordering::SeqCst);
+        self.tight.domains[d].tight.store(false, Ordering::SeqCst);
+        self.keep_room(d);
     }
 
     /// Whether a domain has only so much room, and is tight from now on: what the kernel may hold of it is to be written back.
     fn becomes_tight(&self, d: usize, room: u64, channel: &Arc<Channel>) -> bool {
         let becomes = room < self.tight.domains[d].tight_below() && self.tight.becomes_tight(d);
+        if becomes {
+            let held = self.tight.domains[d].held.load(Ordering::Relaxed);
+            tracing::debug!(domain = d, blocks = room, held, "little room: each write asks");
+        }
         if becomes && !self.negotiated.opens() {
             self.begin_tight(d, channel);
         }
@@ -513,6 +539,11 @@ impl BraidFs {
         self.domain_index(ino).map_or(USUAL_DIRTY_BLOCKS, |d| self.tight.domains[d].held.load(Ordering::SeqCst))
     }
 
+    /// Blocks with which nobody looks how much a `write` to the file takes.
+    pub(crate) fn enough(&self, ino: InodeNo) -> u64 {
+        self.kernel_holds(ino) + LARGE_BLOCKS
+    }
+
     /// How long the kernel may trust a file's attributes. Not at all, where it must ask before each `write`: in a tight
     /// domain, and of a file that takes no writes.
     pub(crate) fn attr_ttl(&self, attr: &Attr) -> u64 {
@@ -567,7 +598,7 @@ impl BraidFs {
         let job = Box::new(move |fs: &BraidFs| {
             let _waiting = waiting;
             // as in `make_fit`
-            if fs.vol.claim_room(ino, fs.kernel_holds(ino)).is_ok() && fs.promise(ino) {
+            if fs.vol.claim_room(ino, fs.enough(ino)).is_ok() && fs.promise(ino) {
                 return fs.tell_attr(ino, later);
             }
             if let Some(d) = fs.domain_index(ino) {
@@ -592,7 +623,7 @@ impl BraidFs {
     fn getattr_of_anybody(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let (id, thread) = (req.node(), req.head.pid);
         let (ino, attr) = (id.ino(), self.attr(id)?);
-        let plenty = self.own_room(ino) >= self.kernel_holds(ino).max(USUAL_DIRTY_BLOCKS);
+        let plenty = self.own_room(ino) >= self.enough(ino);
         let doing = if plenty { Doing::Unknown } else { requester::doing(req) };
         let need = match doing {
             Doing::Other => None,
@@ -717,6 +748,14 @@ impl BraidFs {
         self.keep_rooms();
     }
 
+    /// [`Self::write_back_first`]; and the domain is not tight where it has room for what the kernel may hold since then.
+    fn write_back_and_look(&self, d: usize, channel: &Channel) {
+        self.write_back_first(d, channel);
+        if self.vol.sure_room(DomainId(d as u16)) >= self.tight.domains[d].tight_below() {
+            self.becomes_roomy(d);
+        }
+    }
+
     /// What the kernel may hold of a tight domain from now on, bytes: the least, but for a domain with a limit of its own,
     /// which does not restrict its neighbours. `None`: as before.
     fn bound_for_tight(&self, domain: usize) -> Option<u64> {
@@ -724,9 +763,7 @@ impl BraidFs {
             // more than it was set to, where memory has become free
             return self.dirty.as_ref().map(DirtyLimit::now);
         }
-        let bound = self.dirty.as_ref().map_or(USUAL_BYTES, DirtyLimit::restrict);
-        self.tight.bound.store(LEAST_BYTES, Ordering::SeqCst);
-        Some(bound)
+        Some(self.restrict())
     }
 
     /// The limit of a domain has changed. Where that leaves it little room the kernel writes back what it took while there was
@@ -739,15 +776,20 @@ impl BraidFs {
         }
         self.tight.plain.store(false, Ordering::Relaxed);
         if self.profile.cache == Cache::Back && d < self.domain_count() && self.is_limited(d) {
-            let place = &self.tight.domains[d];
+            if let Some(limit) =
+                self.dirty.as_ref().filter(|_| self.tight.bound.load(Ordering::SeqCst) > MOST_BESIDE_LIMITED)
+            {
+                // of the first domain with a limit; what the kernel holds of it beyond that it writes back below
+                self.tight.bound.store(MOST_BESIDE_LIMITED, Ordering::SeqCst);
+                let held = (MOST_BESIDE_LIMITED + limit.of_tenants()) / 4096;
+                self.tight.domains.iter().for_each(|d| {
+                    d.held.fetch_max(held, Ordering::SeqCst);
+                });
+                limit.allow(MOST_BESIDE_LIMITED);
+            }
             self.becomes_tight(d, self.vol.sure_room(domain), channel);
             // also of one that was tight: it may have been granted what was there
-            self.write_back_first(d, channel);
-            if !place.tight.load(Ordering::SeqCst) {
-                // with room nobody is asked: what the kernel holds from now on is unknown again
-                place.unknown.store(true, Ordering::SeqCst);
-                self.keep_room(d);
-            }
+            self.write_back_and_look(d, channel);
         }
         self.vol.promises_are_kept(domain, changes);
     }
@@ -757,7 +799,7 @@ impl BraidFs {
         let place = &self.tight.domains[domain];
         let limit = self.dirty.as_ref().filter(|_| place.tight.load(Ordering::SeqCst));
         if let Some(limit) = limit {
-            let bytes = if self.is_limited(domain) { limit.now() } else { limit.restrict() };
+            let bytes = if self.is_limited(domain) { limit.now() } else { self.restrict() };
             place.held.store(bytes / 4096, Ordering::SeqCst);
             self.keep_room(domain);
         }

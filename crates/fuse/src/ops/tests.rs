@@ -746,6 +746,9 @@ mod without_open {
         let allocate = braidfs::FallocMode::Allocate { keep_size: false };
         s.fs.vol.fallocate(&file, allocate, 0, room - (200 << 20)).unwrap();
         look();
+        assert_eq!((now(), s.ttl(b"f") > 0), (least, true), "room enough for the least");
+        s.fs.vol.fallocate(&file, allocate, 0, room - (60 << 20)).unwrap();
+        look();
         assert_eq!((now(), s.ttl(b"f")), (least, 0), "little room");
         s.fs.vol.setattr(node.ino(), &braidfs::SetAttr { size: Some(0), ..braidfs::SetAttr::default() }).unwrap();
         s.fs.vol.sync().unwrap();
@@ -763,8 +766,9 @@ mod without_open {
         let now = || std::fs::read_to_string(&bound).unwrap().trim().parse::<u64>().unwrap();
         let mut s = Served::with(WITHOUT_OPEN, 1 << 20);
         s.fs.allow_dirty(Some(crate::dirty::DirtyLimit::new(dir.path())));
-        let (least, much) = (crate::dirty::LEAST_BYTES, now());
-        assert!(much > 4 * least, "{much}");
+        let much = now();
+        assert!(much > 3 * crate::dirty::MOST_BESIDE_LIMITED / 2, "{much}");
+        let much = crate::dirty::MOST_BESIDE_LIMITED;
         let limit = |mib: u64| braidfs::TenantBudget { space: Some(mib << 20), ..braidfs::TenantBudget::default() };
         let t = s.fs.vol.tenant_create(ROOT.ino(), b"t", 0o755, "t", limit(200), &braidfs::Cred::root()).unwrap();
         s.fs.limit_changed(t.domain, &s.channel);
@@ -780,13 +784,13 @@ mod without_open {
         };
         look();
         assert_eq!((ttl(b"g"), s.ttl(b"f") > 0), (0, true), "200 MiB are less than the kernel may hold");
-        assert!(now() > much / 2, "{} of {much}", now());
+        assert_eq!(now(), much, "less beside a tenant with a limit");
         let file = s.fs.vol.open(node.ino()).unwrap();
         let room = s.fs.vol.write_room(node.ino()) * 4096;
         let allocate = braidfs::FallocMode::Allocate { keep_size: false };
         s.fs.vol.fallocate(&file, allocate, 0, room).unwrap();
         look();
-        assert!(now() > much / 2, "{} of {much} at the limit", now());
+        assert_eq!(now(), much, "not less at the limit");
         // what came of the cache would have no room beyond it: nothing was accepted before
         let accepted = |at: u64| s.fs.vol.write_accepted(&file, room + at, &[1; 4096]);
         let all = (0..2000).find(|n| accepted(n * 4096).is_err());

@@ -110,14 +110,14 @@ impl BraidFs {
         self.vol.claim_room(ino, want).is_ok_and(|own| own >= want)
     }
 
-    /// Promises the file room for what the kernel takes, on a mount with OPEN; whether the domain has more than it may hold, and is
-    /// lending nothing.
+    /// Promises the file room for what the kernel takes, on a mount with OPEN; whether the domain has enough for all that it may
+    /// hold, and is lending nothing.
     pub(super) fn promise(&self, ino: InodeNo) -> bool {
         self.handles.promise(ino);
         if let Some(d) = self.domain_index(ino) {
             self.dirty_grants.tell(|granted| self.keep_room_of(d, granted, true));
         }
-        !self.tight.lent.load(Ordering::SeqCst) && self.own_room(ino) >= self.kernel_holds(ino)
+        !self.tight.lent.load(Ordering::SeqCst) && self.own_room(ino) >= self.enough(ino)
     }
 
     /// Has what was granted written back soon, where room that is kept for it may be why there was none. Nobody waits for it.
