@@ -1,7 +1,7 @@
 //! Telling ENOSPC at the `write` although the kernel's writeback cache takes writes before the volume sees them.
 //!
 //! Room is counted per domain: its free blocks and those of groups that it can still claim. The kernel holds at most
-//! what [`crate::dirty`] allows. While a domain has as much again, and [`USUAL_BYTES`] more at least, nothing is done. Below, the domain
+//! what [`crate::dirty`] allows. While a domain has as much again, 48 MiB more at least, nothing is done. Below, the domain
 //! is *tight*; the kernel is then allowed the least, and when it has written back what it held of the domain, that is what counts.
 //! Where the domain has room enough for that, it is tight no longer. Else:
 //! 1. With OPEN, files opened for writing are opened write-through: the volume answers each `write` itself, exactly.
@@ -174,10 +174,10 @@ impl Becoming {
 }
 
 impl Domain {
-    /// With less room it is tight: besides what the kernel may hold there must be [`LARGE_BLOCKS`], and what nobody has looked at.
+    /// With less room it is tight.
     fn tight_below(&self) -> u64 {
         let held = self.held.load(Ordering::SeqCst);
-        held + held.max(USUAL_DIRTY_BLOCKS)
+        held + held.max(LARGE_BLOCKS)
     }
 
     /// And then until it has this much: it does not change its mind with each write.

@@ -747,7 +747,7 @@ mod without_open {
         s.fs.vol.fallocate(&file, allocate, 0, room - (200 << 20)).unwrap();
         look();
         assert_eq!((now(), s.ttl(b"f") > 0), (least, true), "room enough for the least");
-        s.fs.vol.fallocate(&file, allocate, 0, room - (60 << 20)).unwrap();
+        s.fs.vol.fallocate(&file, allocate, 0, room - (50 << 20)).unwrap();
         look();
         assert_eq!((now(), s.ttl(b"f")), (least, 0), "little room");
         s.fs.vol.setattr(node.ino(), &braidfs::SetAttr { size: Some(0), ..braidfs::SetAttr::default() }).unwrap();

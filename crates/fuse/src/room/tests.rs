@@ -26,7 +26,7 @@ fn a_thread_looks_at_the_room_before_it_has_taken_much() {
 /// What all threads can take unseen is little of what a domain has more than the kernel may hold when it becomes tight.
 #[test]
 fn what_nobody_looks_at_is_little() {
-    const { assert!(USUAL_BYTES >= 512 * UNSEEN_BYTES) };
+    const { assert!(LARGE_BLOCKS * 4096 >= 512 * UNSEEN_BYTES) };
 }
 
 /// A bound that was restricted leaves the domain with so much room that nobody is asked, and is not raised at once.
@@ -37,5 +37,5 @@ fn a_restricted_bound_is_no_longer_tight() {
     let room = usual.tight_below() - 1;
     assert!(room >= least.roomy_from() && dirty::wanted(room * 4096, false) == LEAST_BYTES);
     assert!(usual.roomy_from() * 4096 <= 192 << 20 && dirty::wanted(usual.roomy_from() * 4096, false) == USUAL_BYTES);
-    assert_eq!(least.tight_below() * 4096, 80 << 20);
+    assert_eq!(least.tight_below() * 4096, 64 << 20);
 }
