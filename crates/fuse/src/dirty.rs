@@ -170,12 +170,12 @@ mod tests {
         assert_eq!(limit.restrict(), if free { LEAST_BYTES } else { 900_000_000 }, "root may write anything");
         std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
         std::fs::write(&file, "9000000\n").unwrap();
-        let tenant = DirtyLimit::new(tempfile::tempdir().unwrap().keep());
+        let other = tempfile::tempdir().unwrap();
+        let tenant = DirtyLimit::new(other.path());
         std::fs::write(&tenant.0, "9000000\n").unwrap();
         limit.add(&tenant);
         std::fs::write(&tenant.0, "9000000\n").unwrap();
         assert_eq!(limit.now(), LEAST_BYTES + USUAL_BYTES, "the bound of a tenant's mount may grow to what was set");
-        std::fs::remove_dir_all(tenant.0.parent().unwrap()).unwrap();
         assert_eq!(parse_threshold("nr_dirty 5\nnr_dirty_threshold 777\nnr_x 1\n"), Some(777));
     }
 }

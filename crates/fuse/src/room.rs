@@ -47,7 +47,7 @@
 //! groups of nobody's that none is left before anybody looks again (`fallocate` of nearly all that is free); ENOSPC for stores to
 //! a shared map, nor for a single `write` of more than [`LAST_BLOCKS`] (of several writers, 1 MiB) by rule 3, or, without OPEN, of
 //! more than that by other calls than `write` and `pwrite`, or of more than
-//! [`USUAL_BYTES`] without [`LEAST_BYTES`]; these are told at `fsync` and `close`. Without OPEN a `write` that does not fit takes nothing,
+//! [`LARGE_BLOCKS`]; these are told at `fsync` and `close`. Without OPEN a `write` that does not fit takes nothing,
 //! where the volume itself would take a part. The last blocks cannot be had through a handle of rule 2, and where they are
 //! all that is left it gets ENOSPC for a `read` across the end of the file, too: the kernel asks the same; without OPEN a
 //! `read` by `io_uring` does, or by a thread that `/proc` does not show.
@@ -303,13 +303,13 @@ impl BraidFs {
     /// only.
     fn allow_by_room(&self, channel: Option<&Channel>) {
         let (Some(limit), Some(least)) = (&self.dirty, self.least_room()) else { return };
-        let mut wanted = dirty::wanted(least * 4096, (0..self.domain_count()).any(|d| self.is_limited(d)));
-        if channel.is_some() {
-            // what the kernel holds already it may go on to hold for a while
-            wanted = wanted.max(self.tight.bound.load(Ordering::SeqCst));
+        let wanted = dirty::wanted(least * 4096, (0..self.domain_count()).any(|d| self.is_limited(d)));
+        // what the kernel holds already it may go on to hold for a while: it is restricted where that matters
+        let stays = channel.is_some() && wanted < self.tight.bound.load(Ordering::SeqCst);
+        let held = if stays { limit.now() } else { wanted + limit.of_tenants() } / 4096;
+        if !stays {
+            self.tight.bound.store(wanted, Ordering::SeqCst);
         }
-        let held = (wanted + limit.of_tenants()) / 4096;
-        self.tight.bound.store(wanted, Ordering::SeqCst);
         self.tight.domains.iter().for_each(|d| {
             d.held.fetch_max(held, Ordering::SeqCst);
         });
@@ -324,7 +324,7 @@ impl BraidFs {
                 }
             }
         }
-        let bytes = limit.allow(wanted);
+        let bytes = if stays { limit.now() } else { limit.allow(wanted) };
         self.tight.domains.iter().for_each(|d| d.held.store(bytes / 4096, Ordering::SeqCst));
         self.keep_rooms();
     }
