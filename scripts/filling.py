@@ -34,10 +34,14 @@ def fill_file(path):
 def fill_in_turn(files, pieces):
     """Writes to the open, unbuffered files in turn, to each its piece, until ENOSPC. Bytes that each took."""
     written = [0] * len(files)
+    told = os.fstatvfs(files[0].fileno())
+    size = told.f_blocks * told.f_frsize
     try:
         while True:
             for n, file in enumerate(files):
                 written[n] += file.write(pieces[n])
+                if sum(written) > size:
+                    raise Failed(f"{written} bytes were taken, where there is place for {size}")
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

@@ -226,11 +226,12 @@ impl Handles {
         self.writers.iter().any(|shard| shard.lock().values().any(|w| w.promised && which(w.id.ino())))
     }
 
-    /// The files among `which` that the kernel was promised room for since they were last asked for here.
-    pub fn take_promised(&self, which: impl Fn(InodeNo) -> bool) -> Vec<WireId> {
+    /// The files among `which` that the kernel was promised room for since they were last asked for here; `all`: also those that it
+    /// was not, and may write to without asking, because there was room enough.
+    pub fn take_promised(&self, all: bool, which: impl Fn(InodeNo) -> bool) -> Vec<WireId> {
         let mut found = Vec::new();
         for shard in &self.writers {
-            for w in shard.lock().values_mut().filter(|w| w.promised && which(w.id.ino())) {
+            for w in shard.lock().values_mut().filter(|w| (all || w.promised) && which(w.id.ino())) {
                 w.promised = false;
                 found.push(w.id);
             }

@@ -306,12 +306,14 @@ impl BraidFs {
         let wanted = dirty::wanted(least * 4096, (0..self.domain_count()).any(|d| self.is_limited(d)));
         // what the kernel holds already it may go on to hold for a while: it is restricted where that matters
         let stays = channel.is_some() && wanted < self.tight.bound.load(Ordering::SeqCst);
-        let held = if stays { limit.now() } else { wanted + limit.of_tenants() } / 4096;
-        if !stays {
+        let most = if stays {
+            limit.now()
+        } else {
             self.tight.bound.store(wanted, Ordering::SeqCst);
-        }
+            wanted + limit.of_tenants()
+        };
         self.tight.domains.iter().for_each(|d| {
-            d.held.fetch_max(held, Ordering::SeqCst);
+            d.held.fetch_max(most / 4096, Ordering::SeqCst);
         });
         for d in (0..self.domain_count()).filter(|d| self.is_limited(*d)) {
             let domain = &self.tight.domains[d];
@@ -603,7 +605,7 @@ impl BraidFs {
             }
             if let Some(d) = fs.domain_index(ino) {
                 fs.restrict_again(d);
-                fs.write_back(d, later.channel());
+                fs.write_back(d, false, later.channel());
             }
             let want = fs.last_blocks(ino);
             match fs.find_room(ino, want, later.channel()) {
@@ -737,7 +739,7 @@ impl BraidFs {
     fn write_back_first(&self, domain: usize, channel: &Channel) {
         let bound = self.bound_for_tight(domain);
         if self.negotiated.opens() {
-            self.write_back(domain, channel);
+            self.write_back(domain, true, channel);
         } else {
             self.known_files(domain).iter().for_each(|id| self.drop_pages(*id, None, channel));
         }
@@ -805,10 +807,10 @@ impl BraidFs {
         }
     }
 
-    /// Has the kernel write back what it was promised room for in this domain, on a mount with OPEN. By the helper thread
-    /// only.
-    fn write_back(&self, domain: usize, channel: &Channel) {
-        for id in self.handles.take_promised(|ino| self.domain_index(ino) == Some(domain)) {
+    /// Has the kernel write back what it was promised room for in this domain, or all that it may hold, on a mount with OPEN. By the
+    /// helper thread only.
+    fn write_back(&self, domain: usize, all: bool, channel: &Channel) {
+        for id in self.handles.take_promised(all, |ino| self.domain_index(ino) == Some(domain)) {
             self.drop_pages(id, None, channel);
         }
     }

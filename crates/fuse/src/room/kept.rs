@@ -69,7 +69,7 @@ impl BraidFs {
         self.tight.lent.store(true, Ordering::SeqCst);
         let _until = Lent(self);
         let left = if self.negotiated.opens() {
-            all.iter().for_each(|d| self.write_back(*d, channel));
+            all.iter().for_each(|d| self.write_back(*d, false, channel));
             None
         } else {
             Some(self.write_back_granted(channel).blocks)
@@ -140,7 +140,7 @@ impl BraidFs {
             if fs.negotiated.opens() {
                 (0..fs.domain_count())
                     .filter(|d| tight(&fs.tight.domains[*d]))
-                    .for_each(|d| fs.write_back(d, &channel));
+                    .for_each(|d| fs.write_back(d, false, &channel));
                 fs.keep_rooms();
             } else {
                 fs.write_back_granted(&channel);
