@@ -453,22 +453,18 @@ impl BraidFs {
             let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.limit_changed(id, &channel)));
         }
         if domain.tight.load(Ordering::Relaxed) {
-            if room >= domain.roomy_from() {
-                self.becomes_roomy(d);
+            // while files are told that it is tight they must not learn otherwise: nobody would tell them again in time
+            if room >= domain.roomy_from() && !domain.becoming.now.load(Ordering::SeqCst) {
+                tracing::debug!(domain = d, "room enough: no write asks");
+                domain.unknown.store(true, Ordering::SeqCst);
+                domain.tight.store(false, Ordering::SeqCst);
+                self.keep_room(d);
             }
         } else if self.becomes_tight(d, room, channel) {
             let channel = channel.clone();
             // Not sent only where the mount is ending.
-            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.write_back_and_look(d, &channel)));
+            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.write_back_first(d, &channel)));
         }
-    }
-
-    /// The domain is tight no longer: what the kernel holds of it from now on is not known.
-    fn becomes_roomy(&self, d: usize) {
-        tracing::debug!(domain = d, "room enough: no write asks");
-        self.tight.domains[d].unknown.store(true, Ordering::SeqCst);
-        self.tight.domains[d].tight.store(false, Ordering::SeqCst);
-        self.keep_room(d);
     }
 
     /// Whether a domain has only so much room, and is tight from now on: what the kernel may hold of it is to be written back.
@@ -750,14 +746,6 @@ impl BraidFs {
         self.keep_rooms();
     }
 
-    /// [`Self::write_back_first`]; and the domain is not tight where it has room for what the kernel may hold since then.
-    fn write_back_and_look(&self, d: usize, channel: &Channel) {
-        self.write_back_first(d, channel);
-        if self.vol.sure_room(DomainId(d as u16)) >= self.tight.domains[d].tight_below() {
-            self.becomes_roomy(d);
-        }
-    }
-
     /// What the kernel may hold of a tight domain from now on, bytes: the least, but for a domain with a limit of its own,
     /// which does not restrict its neighbours. `None`: as before.
     fn bound_for_tight(&self, domain: usize) -> Option<u64> {
@@ -791,7 +779,12 @@ impl BraidFs {
             }
             self.becomes_tight(d, self.vol.sure_room(domain), channel);
             // also of one that was tight: it may have been granted what was there
-            self.write_back_and_look(d, channel);
+            self.write_back_first(d, channel);
+            if !self.tight.domains[d].tight.load(Ordering::SeqCst) {
+                // with room nobody is asked: what the kernel holds from now on is unknown again
+                self.tight.domains[d].unknown.store(true, Ordering::SeqCst);
+                self.keep_room(d);
+            }
         }
         self.vol.promises_are_kept(domain, changes);
     }
