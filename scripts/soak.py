@@ -7,7 +7,8 @@ Workers, each in directories of its own, create, write, rename, link, truncate, 
 are about to do and what is done. After each kill: fsck of the crashed image finds nothing (and in every other round mends
 it, as at a boot); the volume mounts; what was synced and not touched since is there, exactly; other files hold, block by
 block, something that was written to them, or zeros; nothing that was not removed is gone. Now and then the volume is
-unmounted instead, checked, and everything must be there. The seed is printed with each failure; every command stands in target/soak.log. Exit code 1 after a failure.
+unmounted instead, checked, and everything must be there. The seed is printed with each failure; every command stands in
+target/soak.log. Exit code 1 after a failure.
 """
 
 import errno

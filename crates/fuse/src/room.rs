@@ -244,10 +244,28 @@ impl Tight {
         due
     }
 
+    /// The kernel's bound is about to be set for `bound` bytes, so that with tenants' mounts it may hold `most`.
+    fn set_for(&self, bound: u64, most: u64) {
+        self.bound.store(bound, Ordering::SeqCst);
+        self.may_hold(most);
+    }
+
+    /// The kernel may hold so many bytes of each domain, if it was not more already.
+    fn may_hold(&self, bytes: u64) {
+        self.domains.iter().for_each(|d| {
+            d.held.fetch_max(bytes / 4096, Ordering::SeqCst);
+        });
+    }
+
     /// A domain is tight; whether it was not before.
     fn becomes_tight(&self, d: usize) -> bool {
         self.ever.store(true, Ordering::SeqCst);
-        !self.domains[d].tight.swap(true, Ordering::SeqCst)
+        let becomes = !self.domains[d].tight.swap(true, Ordering::SeqCst);
+        if becomes {
+            let held = self.domains[d].held.load(Ordering::Relaxed);
+            tracing::debug!(domain = d, held, "little room: each write asks");
+        }
+        becomes
     }
 }
 
@@ -306,15 +324,11 @@ impl BraidFs {
         let wanted = dirty::wanted(least * 4096, (0..self.domain_count()).any(|d| self.is_limited(d)));
         // what the kernel holds already it may go on to hold for a while: it is restricted where that matters
         let stays = channel.is_some() && wanted < self.tight.bound.load(Ordering::SeqCst);
-        let most = if stays {
-            limit.now()
+        if stays {
+            self.tight.may_hold(limit.now());
         } else {
-            self.tight.bound.store(wanted, Ordering::SeqCst);
-            wanted + limit.of_tenants()
-        };
-        self.tight.domains.iter().for_each(|d| {
-            d.held.fetch_max(most / 4096, Ordering::SeqCst);
-        });
+            self.tight.set_for(wanted, wanted + limit.of_tenants());
+        }
         for d in (0..self.domain_count()).filter(|d| self.is_limited(*d)) {
             let domain = &self.tight.domains[d];
             let little = self.vol.sure_room(DomainId(d as u16)) < domain.tight_below();
@@ -470,10 +484,6 @@ impl BraidFs {
     /// Whether a domain has only so much room, and is tight from now on: what the kernel may hold of it is to be written back.
     fn becomes_tight(&self, d: usize, room: u64, channel: &Arc<Channel>) -> bool {
         let becomes = room < self.tight.domains[d].tight_below() && self.tight.becomes_tight(d);
-        if becomes {
-            let held = self.tight.domains[d].held.load(Ordering::Relaxed);
-            tracing::debug!(domain = d, blocks = room, held, "little room: each write asks");
-        }
         if becomes && !self.negotiated.opens() {
             self.begin_tight(d, channel);
         }
@@ -766,23 +776,19 @@ impl BraidFs {
         }
         self.tight.plain.store(false, Ordering::Relaxed);
         if self.profile.cache == Cache::Back && d < self.domain_count() && self.is_limited(d) {
-            if let Some(limit) =
-                self.dirty.as_ref().filter(|_| self.tight.bound.load(Ordering::SeqCst) > MOST_BESIDE_LIMITED)
-            {
+            let much = self.tight.bound.load(Ordering::SeqCst) > MOST_BESIDE_LIMITED;
+            if let Some(limit) = self.dirty.as_ref().filter(|_| much) {
                 // of the first domain with a limit; what the kernel holds of it beyond that it writes back below
-                self.tight.bound.store(MOST_BESIDE_LIMITED, Ordering::SeqCst);
-                let held = (MOST_BESIDE_LIMITED + limit.of_tenants()) / 4096;
-                self.tight.domains.iter().for_each(|d| {
-                    d.held.fetch_max(held, Ordering::SeqCst);
-                });
+                self.tight.set_for(MOST_BESIDE_LIMITED, MOST_BESIDE_LIMITED + limit.of_tenants());
                 limit.allow(MOST_BESIDE_LIMITED);
             }
+            let place = &self.tight.domains[d];
             self.becomes_tight(d, self.vol.sure_room(domain), channel);
             // also of one that was tight: it may have been granted what was there
             self.write_back_first(d, channel);
-            if !self.tight.domains[d].tight.load(Ordering::SeqCst) {
+            if !place.tight.load(Ordering::SeqCst) {
                 // with room nobody is asked: what the kernel holds from now on is unknown again
-                self.tight.domains[d].unknown.store(true, Ordering::SeqCst);
+                place.unknown.store(true, Ordering::SeqCst);
                 self.keep_room(d);
             }
         }

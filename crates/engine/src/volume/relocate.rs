@@ -2,9 +2,10 @@
 //!
 //! The last resort, before an operation is refused, a domain is not added, or something that has to move (out of the end of a
 //! volume that becomes smaller, off a device) has no room in its domain: no group is nobody's, and no domain has one that holds
-//! nothing, but one has as much free as a group is large, in pieces. What lies in its group with least in use is written elsewhere in that domain, as
-//! the cleaner does it, by ordinary commits. The group is given up then, with a higher epoch, and claimed as any other: each step
-//! is one that a drain takes as well, and a crash between two of them leaves the group with one of the domains or with none.
+//! nothing, but one has as much free as a group is large, in pieces. What lies in its group with least in use is written elsewhere
+//! in that domain, as the cleaner does it, by ordinary commits. The group is given up then, with a higher epoch, and claimed as
+//! any other: each step is one that a drain takes as well, and a crash between two of them leaves the group with one of the
+//! domains or with none.
 //!
 //! A group in which an inode has its number stays with its domain, as the number says where its entry stands; so do the group
 //! of a journal, and one with blocks that have a fixed place (files that are overwritten in place, allocated blocks that were

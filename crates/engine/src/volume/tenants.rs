@@ -113,7 +113,8 @@ impl Volume {
     /// # Errors
     /// [`Error::Exists`] where the directory is there already: what lies in a domain stays there. [`Error::Busy`] where
     /// another tenant has the name, the volume's tables have room for no more domains, or block groups are being emptied for
-    /// something else; [`Error::NoSpace`] where no domain can spare or empty a group; [`Error::Invalid`], [`Error::ReadOnly`]; of a device: there may be an ordinary directory then.
+    /// something else; [`Error::NoSpace`] where no domain can spare or empty a group; [`Error::Invalid`], [`Error::ReadOnly`];
+    /// of a device: there may be an ordinary directory then.
     pub fn tenant_create(
         &self,
         dir: InodeNo,

@@ -733,7 +733,7 @@ mod without_open {
         let mut s = Served::with(WITHOUT_OPEN, 1 << 20);
         s.fs.allow_dirty(Some(crate::dirty::DirtyLimit::new(dir.path())));
         let (least, much) = (crate::dirty::LEAST_BYTES, now());
-        assert!(much > 4 * least, "{much}");
+        assert!(much > 4 * crate::dirty::USUAL_BYTES, "{much}");
         let work = |s: &Served| s.jobs.try_iter().for_each(|job| job(&s.fs));
         let node = WireId(s.mknod(ROOT, "f").nodeid);
         let file = s.fs.vol.open(node.ino()).unwrap();
@@ -757,7 +757,7 @@ mod without_open {
         s.fs.vol.sync().unwrap();
         look();
         look();
-        assert!(now() > 4 * least && s.ttl(b"f") > 0, "{}: there is room again", now());
+        assert!(now() > 4 * crate::dirty::USUAL_BYTES && s.ttl(b"f") > 0, "{}: there is room again", now());
     }
 
     /// A tenant with little left of its limit is watched, and what the kernel may hold of its neighbours stays as it was.
@@ -770,7 +770,7 @@ mod without_open {
         let mut s = Served::with(WITHOUT_OPEN, 1 << 20);
         s.fs.allow_dirty(Some(crate::dirty::DirtyLimit::new(dir.path())));
         let much = now();
-        assert!(much > 3 * crate::dirty::MOST_BESIDE_LIMITED / 2, "{much}");
+        assert!(much > 2 * crate::dirty::MOST_BESIDE_LIMITED, "{much}");
         let much = crate::dirty::MOST_BESIDE_LIMITED;
         let limit = |mib: u64| braidfs::TenantBudget { space: Some(mib << 20), ..braidfs::TenantBudget::default() };
         let t = s.fs.vol.tenant_create(ROOT.ino(), b"t", 0o755, "t", limit(200), &braidfs::Cred::root()).unwrap();
