@@ -306,7 +306,7 @@ def quota_survives_a_kill(volume, _top):
                 same(done, 150 * BLOCK, "written")
             own.kill9()
             own.mount()
-        there = sum(f.stat().st_blocks * 512 for f in own.mnt.iterdir()) // BLOCK
+        there = sum(f.stat().st_blocks * 512 // BLOCK for f in own.mnt.iterdir())
         shown = quota(own, "show", *ME)
         same((shown["used"] // BLOCK, shown["space"]), (there, 500 * BLOCK), "used, and the limit")
         own.mnt.chmod(0o777)

@@ -10,10 +10,12 @@ import ctypes
 import errno
 import fcntl
 import os
+import pathlib
 import random
 import struct
+import tempfile
 
-from fslib import Ext4
+from fslib import Ext4, run
 
 from mount_tests.common import LIBC, check, must, refused, same
 
@@ -86,3 +88,42 @@ def where_blocks_lie(volume, top):
         same(os.lseek(fd, BLOCK, os.SEEK_DATA), 1 << 20, "data behind it")
     finally:
         os.close(fd)
+
+
+@check
+def what_is_written_is_allocated(volume, top):
+    """Archivers take a file without blocks for one hole: none has data and no blocks, small, open or just written."""
+    made = {}
+    for size in (1, 600, 1000, 3000):
+        made[f"small-{size}"] = b"d" * size
+        (top / f"small-{size}").write_bytes(made[f"small-{size}"])
+    fds = []
+    for synced in (False, True):
+        # as a program has its log: created, written, and never closed
+        name = f"open-{synced}"
+        made[name] = os.urandom(1 << 20)
+        fd = os.open(top / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        os.write(fd, made[name])
+        if synced:
+            os.fsync(fd)
+            must(os.fstat(fd).st_blocks * 512 >= 1 << 19, f"{os.fstat(fd).st_blocks} units of 1 MiB that is durable")
+        fds.append(fd)
+    fd = os.open(top / "island", os.O_RDWR | os.O_CREAT, 0o644)
+    os.ftruncate(fd, 8 << 20)
+    os.stat(top / "island")
+    os.pwrite(fd, b"island", 4 << 20)
+    fds.append(fd)
+    made["island"] = b"island".rjust((4 << 20) + 6, b"\0").ljust(8 << 20, b"\0")
+    try:
+        for name in made:
+            must((top / name).stat().st_blocks > 0, f"{name} has no blocks")
+        archive = volume.image.with_suffix(".tar")
+        run("tar", "--sparse", "-cf", archive, "-C", top, *made)
+        with tempfile.TemporaryDirectory(dir=volume.image.parent) as out:
+            run("tar", "-xf", archive, "-C", out)
+            for name, data in made.items():
+                must((pathlib.Path(out) / name).read_bytes() == data, f"{name}: the archive has other data")
+        archive.unlink()
+    finally:
+        for fd in fds:
+            os.close(fd)

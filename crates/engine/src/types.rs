@@ -110,7 +110,8 @@ pub struct Attr {
     pub rdev: u64,
     /// Size in bytes; of a symbolic link the length of its target.
     pub size: u64,
-    /// 512-byte units allocated.
+    /// 512-byte units allocated; of a regular file in its inode record the units that its content fills, as ext4 tells it: a
+    /// program may take a file without any for one that has no data.
     pub sectors: u64,
     /// When the content was last read, as far as [`AtimeMode`] lets it be noted.
     pub atime: Timestamp,

@@ -276,7 +276,7 @@ impl Cell {
             gid: st.gid,
             rdev: st.rdev,
             size: st.size,
-            sectors: st.blocks() * 8,
+            sectors: st.sectors(),
             atime: st.atime,
             mtime,
             ctime,
@@ -335,6 +335,17 @@ impl State {
             Body::File(f) => f.map.blocks() + f.reserved,
             Body::Dir(d) => d.map.blocks(),
             Body::Special => 0,
+        }
+    }
+    /// What `stat` tells of that, in units of 512 bytes. Content in the record of a regular file counts, though it takes no block.
+    fn sectors(&self) -> u64 {
+        match &self.body {
+            Body::File(FileBody { inline: Some(content), .. })
+                if FileKind::from_mode(self.mode) == Some(FileKind::File) =>
+            {
+                content.len().div_ceil(512) as u64
+            }
+            _ => self.blocks() * 8,
         }
     }
     /// Bytes that its inode record takes, about.

@@ -84,11 +84,12 @@ impl BraidFs {
         if only_times(arg.valid) {
             self.accept_times(&arg, node, &mut set)?;
         }
-        if set.uid.is_some() || set.gid.is_some() {
+        let new_owner = set.uid.is_some() || set.gid.is_some();
+        if new_owner {
             // A new owner never inherits privileges, whoever gives the file away.
             set.kill_suid |= self.vol.getattr(node).map_err(errno)?.kind() != FileKind::Dir;
         }
-        if arg.valid & fattr::KILL_SUIDGID != 0 && set.uid.is_none() && set.gid.is_none() {
+        if (arg.valid & fattr::KILL_SUIDGID != 0 && !new_owner) || (new_owner && requester::uid(req) != Some(0)) {
             set = self.stripping(req, node, set)?.unwrap_or(set);
         }
         let refuses = IMMUTABLE | APPEND;
@@ -249,11 +250,18 @@ fn set_attr(arg: &abi::SetattrIn) -> SetAttr {
     }
 }
 
+/// 512-byte units of an inode, for the kernel, which keeps them for as long as attributes are valid, and then tells them also of
+/// a file that has been written to in its cache. So a regular file has one at least: what has none is taken for a hole as a
+/// whole, and `tar --sparse` does not look whether it is one.
+fn told_sectors(a: &Attr) -> u64 {
+    if a.kind() == FileKind::File { a.sectors.max(1) } else { a.sectors }
+}
+
 fn attr_of(a: &Attr) -> abi::Attr {
     abi::Attr {
         ino: a.ino.0,
         size: a.size,
-        blocks: a.sectors,
+        blocks: told_sectors(a),
         atime: a.atime.sec,
         mtime: a.mtime.sec,
         ctime: a.ctime.sec,
@@ -307,7 +315,7 @@ fn statx_of(a: &Attr) -> abi::Statx {
         mode: a.mode as u16,
         ino: a.ino.0,
         size: a.size,
-        blocks: a.sectors,
+        blocks: told_sectors(a),
         atime: time(a.atime),
         btime: time(a.btime),
         ctime: time(a.ctime),

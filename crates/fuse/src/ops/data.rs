@@ -98,7 +98,12 @@ impl BraidFs {
         }
         // The offset is the kernel's also for O_APPEND: with the writeback cache it knows the size.
         let size = if arg.write_flags & abi::WRITE_CACHE != 0 {
-            self.write_whole(opened.file(), arg.offset, data)?
+            let before = self.vol.getattr(opened.ino()).map_err(errno)?.sectors;
+            let size = self.write_whole(opened.file(), arg.offset, data)?;
+            if has_grown(before, self.vol.getattr(opened.ino()).map_err(errno)?.sectors) {
+                cx.channel.invalidate(opened.id(), false);
+            }
+            size
         } else {
             self.takes_write(&opened, arg.offset)?;
             let _as = self.as_requester(req);
@@ -313,6 +318,13 @@ fn whole_pages(offset: u64, len: u64, size: u64) -> Result<u64, Errno> {
     let rest = offset.saturating_add(len) % PAGE_BYTES;
     let whole = if offset.saturating_add(len) >= size { len } else { len - rest.min(len) };
     if len > 0 && (!offset.is_multiple_of(PAGE_BYTES) || whole == 0) { Err(Errno::XDEV) } else { Ok(whole) }
+}
+
+/// Whether the kernel is to ask anew how much a file takes, in units of 512 bytes: it does not count that itself, and asks by
+/// itself only after a close. Each time that it has doubled, and only of files that `du` of a directory shows.
+fn has_grown(before: u64, after: u64) -> bool {
+    const SHOWS: u64 = 256;
+    after >= SHOWS && after.ilog2() > before.max(1).ilog2()
 }
 
 fn falloc_mode(mode: u32) -> Result<FallocMode, Errno> {
