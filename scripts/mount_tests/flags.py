@@ -367,6 +367,27 @@ def flags_are_for_who_may(_volume, top):
 
 
 @check
+def flags_by_the_number_of_32_bit_programs(_volume, top):
+    """The kernel hands it on without a look at who asks, where a program of 64 bits gives it: nobody has it."""
+    path = new_file(top)
+
+    def by_number(number):
+        def ask(p):
+            fd = os.open(p, os.O_RDONLY)
+            try:
+                fcntl.ioctl(fd, number, struct.pack("I", NOATIME))
+            finally:
+                os.close(fd)
+
+        return answer(lambda: by_nobody(ask)(path)), answer(lambda: ask(path))
+
+    before = get_flags(path)
+    for number in (0x80046601, 0x40046602):
+        same(by_number(number), ("ENOTTY", "ENOTTY"), f"ioctl {number:#x}")
+    same(get_flags(path), before, "flags")
+
+
+@check
 @guarding
 def writes_through_an_old_descriptor(volume, top):
     """What was open for writing before `chattr +i`: further writes are refused, what was taken before is written."""
@@ -483,6 +504,14 @@ def privileges_go_with_the_content(_volume, top):
                 shown = os.stat(path).st_mode & 0o7777
                 if shown != want:
                     wrong.append(f"{name} of {mode:o} of {owner} by {who}: {shown:o}")
+    # a new owner or group has no privilege, nor has who is not of the group that the file had
+    for who, run, want in (("nobody", by_nobody, 0o644), ("root", lambda f: f, 0o2644)):
+        os.chown(path, NOBODY, 1)
+        path.chmod(0o2644)
+        run(lambda p: os.chown(p, -1, NOBODY))(path)
+        shown = os.stat(path).st_mode & 0o7777
+        if shown != want:
+            wrong.append(f"chgrp by {who}: {shown:o}")
     must(not wrong, "; ".join(wrong))
     path.unlink()
     path.write_bytes(b"x" * 10000)

@@ -1,6 +1,8 @@
 //! Inode flags through `ioctl` (`lsattr`, `chattr`, `xfs_io`): FS_IOC_GETFLAGS, SETFLAGS, FSGETXATTR, FSSETXATTR.
 //!
-//! The kernel has checked the owner, and CAP_LINUX_IMMUTABLE for the flags that need it, before it asks.
+//! The kernel has checked the owner, and CAP_LINUX_IMMUTABLE for the flags that need it, before it asks by these numbers. The
+//! ones of 32-bit programs (FS_IOC32_SETFLAGS) it turns into these; from anybody else it would hand them over unchecked
+//! (`do_vfs_ioctl` and the compat `ioctl` in fs/ioctl.c), so they are as unknown here as they are to ext4.
 
 use super::trim::FITRIM;
 use crate::abi;
@@ -18,8 +20,6 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 const FS_IOC_GETFLAGS: u32 = 0x8008_6601;
 const FS_IOC_SETFLAGS: u32 = 0x4008_6602;
-const FS_IOC32_GETFLAGS: u32 = 0x8004_6601;
-const FS_IOC32_SETFLAGS: u32 = 0x4004_6602;
 const FS_IOC_FSGETXATTR: u32 = 0x801c_581f;
 const FS_IOC_FSSETXATTR: u32 = 0x401c_5820;
 
@@ -35,15 +35,15 @@ impl BraidFs {
         let id = req.node();
         let node = self.opened_node(id, arg.fh)?;
         let now = || self.vol.getattr(node).map(|a| a.flags).map_err(errno);
-        let of_files = sets_flags(arg.cmd)
-            || matches!(arg.cmd, FS_IOC_GETFLAGS | FS_IOC32_GETFLAGS | FS_IOC_FSGETXATTR | FS_IOC_GETFSLABEL);
+        let of_files =
+            sets_flags(arg.cmd) || matches!(arg.cmd, FS_IOC_GETFLAGS | FS_IOC_FSGETXATTR | FS_IOC_GETFSLABEL);
         if cx.channel.own().is_some() && !of_files {
             // who has a tenant's mount alone has no business with the volume's, nor with its own limits
             return Err(Errno::OPNOTSUPP);
         }
         match arg.cmd {
-            FS_IOC_GETFLAGS | FS_IOC32_GETFLAGS => ioctl_out(out, room, &to_fl(now()?))?,
-            FS_IOC_SETFLAGS | FS_IOC32_SETFLAGS => {
+            FS_IOC_GETFLAGS => ioctl_out(out, room, &to_fl(now()?))?,
+            FS_IOC_SETFLAGS => {
                 let (fl, _) = u32::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
                 self.set_flags(id, from_fl(fl)?, cx)?;
                 ioctl_out(out, room, &())?;
@@ -98,7 +98,7 @@ impl BraidFs {
 
 /// Whether the ioctl changes flags of an inode.
 pub(crate) fn sets_flags(number: u32) -> bool {
-    matches!(number, FS_IOC_SETFLAGS | FS_IOC32_SETFLAGS | FS_IOC_FSSETXATTR)
+    matches!(number, FS_IOC_SETFLAGS | FS_IOC_FSSETXATTR)
 }
 
 /// Success and `value`, cut to what the caller has room for.
