@@ -5,27 +5,32 @@
 //! with the duty to answer it, and threads of this module's own serve it when its turn has come ([`braidfs::Turn`]). INTERRUPT
 //! changes nothing for it, as for any other request: who was killed is gone when the request is answered.
 //!
-//! **What is parked** is what a program waits for, and holds nothing in the kernel that others want: reads, direct and
-//! synchronous writes, fsyncs, what makes or removes a name in a directory, changes of attributes. Not parked, and charged
-//! all the same, so that what comes next waits the longer:
+//! **What is parked** is what a program waits for: reads, direct and synchronous writes, fsyncs, what makes or removes a name in a
+//! directory, changes of attributes. For most of these the kernel holds the lock of an inode meanwhile. A rename that wants it,
+//! too, and has two directories, holds a lock of the whole mount while it waits. So they wait for [`LOCKED_WAIT`] at most, and
+//! the rest is debt; over a tenant's own mount, whose renames are its own, until their turn. Direct writes wait until their turn
+//! everywhere: it is the lock of that file only, and to let them go would be no limit at all. Not parked, and charged all the
+//! same, so that what comes next waits the longer:
 //! - WRITE of the kernel's cache. Its flusher serves all tenants of the mount, and dirty pages count for all of them. The `write`
 //!   calls behind them wait instead: of files in a domain whose writes are limited the kernel must ask for attributes before
 //!   each `write`, as in a tight domain ([`crate::room`]), and that request waits for as many bytes as the call is seen to
 //!   write ([`requester::doing`]). When the pages come they are paid for.
 //! - times that the flusher writes back, by SETATTR, which it waits for.
+//! - changes of size, by SETATTR: the kernel writes back no page of the file meanwhile, and `sync` would wait for these.
 //! - RENAME: the kernel holds a lock of the whole mount meanwhile, where the directories are two.
 //! - SYNCFS, which is everybody's.
 //!
 //! What looks something up waits for no device, and where the tenant's processor time is limited for [`LOOKS_WAIT`] at most: the
-//! kernel looks names up under the lock of a RENAME, too. Listings wait for that as reads do.
+//! kernel looks names up under the lock of a RENAME, too. Listings wait for that as what holds a lock.
 //!
 //! **How many.** The kernel hands out only so many requests that nobody in the kernel waits for by itself, and neither reads
 //! ahead nor writes back for anybody when many of them are out. So parked ones are bounded, for all and for each tenant,
 //! and where root has mounted the volume the kernel's threshold is raised by as many. What comes beyond is served at once and
 //! is debt.
 //!
-//! **Who waits for them.** When the kernel is told to drop pages of a file it waits for reads of them. While the helper thread
-//! does that, reads of the domain are not parked, and those that are go on ([`Pacer::rush`]).
+//! **Who waits for them.** When the kernel is told to drop pages of a file it waits for reads of them, and for writes that go
+//! through its cache. While the helper thread does that, these are not parked where they are of the domain, and those that are
+//! go on ([`Pacer::rush`]).
 
 use crate::abi::{self, fattr, op};
 use crate::channel::Channel;
@@ -55,6 +60,8 @@ const SOME: usize = 64 << 10;
 /// Longer no request waits that only looks at something: a rename may have sent it, for which the kernel holds a lock of the
 /// whole mount. A tenant that does nothing else has a hundred of them a second for each of its threads.
 const LOOKS_WAIT: Duration = Duration::from_millis(10);
+/// Nor longer what the kernel holds the lock of an inode for, where others have the mount, too.
+const LOCKED_WAIT: Duration = Duration::from_millis(500);
 /// So often it is looked whether a limit has changed.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -71,11 +78,45 @@ struct Parked {
     later: Later,
 }
 
-/// Domain, and what is asked: [`READS`], [`WRITES`] or [`LOOKS`].
-type Key = (usize, u8);
-const READS: u8 = 0;
-const WRITES: u8 = 1;
-const LOOKS: u8 = 2;
+/// Domain, and how it waits there.
+type Key = (usize, Kind);
+
+/// Of what waits, each with a queue of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+enum Kind {
+    /// Reads of data.
+    #[default]
+    Read,
+    /// Direct writes, and the question before one through the cache.
+    Write,
+    /// Writes through the kernel's cache that are not its flusher's: they hold pages.
+    Through,
+    /// What the kernel holds the lock of an inode for, by the way it goes.
+    LockedRead,
+    LockedWrite,
+    /// What waits for processor time only, and not for long.
+    Look,
+}
+
+impl Kind {
+    /// Of what comes over a mount that nobody but the tenant has: a lock there is in nobody else's way.
+    fn over_own(self) -> Self {
+        match self {
+            Self::LockedRead => Self::Read,
+            Self::LockedWrite => Self::Write,
+            kind => kind,
+        }
+    }
+
+    /// No request waits for longer, whenever its turn is.
+    fn longest(self) -> Option<Duration> {
+        match self {
+            Self::Look => Some(LOOKS_WAIT),
+            Self::LockedRead | Self::LockedWrite => Some(LOCKED_WAIT),
+            Self::Read | Self::Write | Self::Through => None,
+        }
+    }
+}
 
 #[derive(Default)]
 struct State {
@@ -137,14 +178,14 @@ impl State {
         Next::Now(Box::new(p))
     }
 
-    /// Whether it is reads of a domain whose pages are being dropped.
-    fn is_rushing(&self, (domain, what): Key) -> bool {
-        what == READS && self.rushing.contains_key(&domain)
+    /// Whether it holds pages of a domain whose pages are being dropped.
+    fn is_rushing(&self, (domain, kind): Key) -> bool {
+        matches!(kind, Kind::Read | Kind::Through) && self.rushing.contains_key(&domain)
     }
 
     fn background_of(&self, domain: usize) -> usize {
-        let of_both = self.queues.range((domain, READS)..=(domain, LOOKS));
-        of_both.map(|(_, q)| q.iter().filter(|p| p.background).count()).sum()
+        let of_it = self.queues.range((domain, Kind::Read)..=(domain, Kind::Look));
+        of_it.map(|(_, q)| q.iter().filter(|p| p.background).count()).sum()
     }
 }
 
@@ -251,13 +292,17 @@ struct Asks {
     demand: Demand,
     background: bool,
     ahead: bool,
-    /// It asks for nothing but a look, and waits for processor time only, and not for long.
-    look: bool,
+    kind: Kind,
 }
 
 impl Asks {
-    fn of(ino: WireId, demand: Demand) -> Self {
-        Self { ino, demand, background: false, ahead: false, look: false }
+    /// For which the kernel holds the lock of an inode.
+    fn locked(ino: WireId, demand: Demand) -> Self {
+        let kind = match demand.way {
+            Way::Read => Kind::LockedRead,
+            Way::Write => Kind::LockedWrite,
+        };
+        Self { ino, demand, background: false, ahead: false, kind }
     }
 }
 
@@ -265,36 +310,39 @@ impl BraidFs {
     /// What of the request must wait for a tenant's turn, if it is one that is parked; see the module.
     fn asks(&self, req: &Request<'_>) -> Option<Asks> {
         let node = req.node();
-        let change = || Some(Asks::of(node, Demand::change()));
+        let change = || Some(Asks::locked(node, Demand::change()));
         match req.head.opcode {
             op::READ => {
                 let size = req.arg::<abi::ReadIn>().ok()?.size.min(MAX_IO_BYTES);
-                Some(Asks { background: true, ..Asks::of(node, Demand::read(size as usize)) })
+                let demand = Demand::read(size as usize);
+                Some(Asks { ino: node, demand, background: true, ahead: false, kind: Kind::Read })
             }
             op::WRITE => {
                 let arg = req.arg::<abi::WriteIn>().ok()?;
                 let size = arg.size.min(MAX_IO_BYTES) as usize;
-                let direct = arg.write_flags & abi::WRITE_CACHE == 0;
+                let waits = arg.write_flags & abi::WRITE_CACHE == 0;
+                let kind = if arg.write_flags & abi::WRITE_LOCKOWNER == 0 { Kind::Through } else { Kind::Write };
                 // the kernel may have asked before this one, too
                 let demand = Demand { ahead: true, ..Demand::write(size) };
-                direct.then(|| Asks { background: true, ..Asks::of(node, demand) })
+                waits.then_some(Asks { ino: node, demand, background: true, ahead: false, kind })
             }
-            op::FSYNC | op::FSYNCDIR => Some(Asks::of(node, Demand::sync())),
+            op::FSYNC | op::FSYNCDIR => Some(Asks::locked(node, Demand::sync())),
             op::MKNOD | op::MKDIR | op::SYMLINK | op::LINK | op::UNLINK | op::RMDIR | op::CREATE | op::TMPFILE => {
                 change()
             }
             op::SETXATTR | op::REMOVEXATTR | op::FALLOCATE | op::LSEEK => change(),
             op::SETATTR => {
                 let valid = req.arg::<abi::SetattrIn>().ok()?.valid;
-                let of_a_user = fattr::SIZE | fattr::MODE | fattr::UID | fattr::GID;
-                (valid & of_a_user != 0).then(change).flatten()
+                let of_a_user = fattr::MODE | fattr::UID | fattr::GID;
+                (valid & of_a_user != 0 && valid & fattr::SIZE == 0).then(change).flatten()
             }
             op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => {
                 let arg = req.arg::<abi::CopyRangeIn>().ok()?;
-                Some(Asks::of(WireId(arg.nodeid_out), Demand::write(arg.len.min(MAX_IO_BYTES.into()) as usize)))
+                let bytes = arg.len.min(MAX_IO_BYTES.into()) as usize;
+                Some(Asks::locked(WireId(arg.nodeid_out), Demand::write(bytes)))
             }
             op::GETATTR => self.asks_before_write(req).or_else(|| self.looks(node)),
-            op::READDIR | op::READDIRPLUS => self.is_timed(node).then(|| Asks::of(node, Demand::read(0))),
+            op::READDIR | op::READDIRPLUS => self.is_timed(node).then(|| Asks::locked(node, Demand::read(0))),
             op::LOOKUP | op::GETXATTR | op::LISTXATTR | op::READLINK | op::STATX => self.looks(node),
             _ => None,
         }
@@ -302,7 +350,8 @@ impl BraidFs {
 
     /// What only looks at something, which costs next to nothing but the time of who serves it.
     fn looks(&self, node: WireId) -> Option<Asks> {
-        self.is_timed(node).then(|| Asks { look: true, ..Asks::of(node, Demand::read(0)) })
+        let demand = Demand::read(0);
+        self.is_timed(node).then_some(Asks { ino: node, demand, background: false, ahead: false, kind: Kind::Look })
     }
 
     /// Whether the time is limited that is spent on the tenant of an inode.
@@ -332,7 +381,8 @@ impl BraidFs {
             // it may be no `write` at all: that is debt when it comes
             Doing::Unknown => 0,
         };
-        Some(Asks { ahead: true, ..Asks::of(req.node(), Demand::write(bytes)) })
+        let demand = Demand::write(bytes);
+        Some(Asks { ino: req.node(), demand, background: false, ahead: true, kind: Kind::Write })
     }
 
     /// Whether the tenant of the domain may write so much in a second only, or have it served for so long.
@@ -349,27 +399,23 @@ impl BraidFs {
 
     fn serve_in_turn(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let place = self.asks(req).and_then(|asks| Some((self.domain_index(asks.ino.ino())?, asks)));
-        let come = |d: usize, asks: &Asks| match asks.look {
-            true => self.vol.come_to_look(DomainId(d as u16)),
-            false => self.vol.come(DomainId(d as u16), asks.demand),
+        let come = |d: usize, asks: &Asks| match asks.kind {
+            Kind::Look => self.vol.come_to_look(DomainId(d as u16)),
+            _ => self.vol.come(DomainId(d as u16), asks.demand),
         };
         let turn = place.and_then(|(d, asks)| Some((d, come(d, &asks)?, asks)));
         let Some((domain, turn, asks)) = turn else { return self.serve_now(req, out, cx) };
         let turn = match turn.due() {
             None => turn,
             Some(_) => {
+                let kind = if cx.channel.own().is_some() { asks.kind.over_own() } else { asks.kind };
                 let park = |turn| Parked {
                     turn,
                     background: asks.background,
                     ahead: asks.ahead,
-                    until: asks.look.then(|| Instant::now() + LOOKS_WAIT),
+                    until: kind.longest().map(|longest| Instant::now() + longest),
                     req: req.detach(),
                     later: cx.later(),
-                };
-                let kind = match asks.demand.way {
-                    _ if asks.look => LOOKS,
-                    Way::Read => READS,
-                    Way::Write => WRITES,
                 };
                 match self.pacer.park(park, turn, (domain, kind), asks.background) {
                     None => return Ok(Outcome::Deferred),
