@@ -427,6 +427,8 @@ def extended_attributes(volume, top):
     if fslib.IS_ROOT:
         os.setxattr(path, "trusted.t", b"1")
         same(os.getxattr(path, "trusted.t"), b"1", "trusted attribute")
+        must("trusted.t" in os.listxattr(path), "root is not told of a trusted attribute")
+        must("trusted.t" not in as_nobody(lambda: os.listxattr(path)), "a user is told of a trusted attribute")
 
 
 @check

@@ -11,6 +11,7 @@ import fslib
 from fslib import Failed, Skipped, in_child, run
 from mount_tests.common import LIBC, as_nobody, as_user, check, daemon_only, must, refused, root_only, same
 from mount_tests.flags import ACL, answer, fallocate, with_fd
+from mount_tests.helpers import small_volume
 
 GETFSLABEL, SETFSLABEL, GETFSUUID = 0x81009431, 0x41009432, 0x80111500
 FIFREEZE = 0xC0045877
@@ -26,6 +27,17 @@ def ioctl(path, number, data):
 
 def get_label(path):
     return ioctl(path, GETFSLABEL, b"\0" * 256).split(b"\0")[0].decode()
+
+
+def drop_sys_admin():
+    """Takes CAP_SYS_ADMIN from the calling thread, for good."""
+    header, data = struct.pack("Ii", 0x20080522, 0), ctypes.create_string_buffer(24)
+    LIBC.capget(header, data)
+    words = list(struct.unpack("6I", data.raw))
+    words[0] &= ~(1 << 21)
+    words[1] &= ~(1 << 21)
+    if LIBC.capset(header, struct.pack("6I", *words)):
+        raise OSError(ctypes.get_errno(), "capset")
 
 
 def set_label(path, text):
@@ -71,6 +83,28 @@ def label(volume, top):
         same(get_label(volume.mnt), "größer 1", "the label after a remount")
     finally:
         set_label(volume.mnt, old)
+
+
+@check
+def root_without_capabilities(volume, _top):
+    """User 0 of a container is no administrator of the system that it shares: what an ioctl asks for needs CAP_SYS_ADMIN."""
+    daemon_only(volume)
+    root_only()
+    with small_volume(volume) as v:
+        v.mount()
+        bare = ("setpriv", "--bounding-set=-sys_admin", v.binary)
+        for args in (
+            ("resize", v.mnt, "80M"), ("label", v.mnt, "mine"), ("quota", "set", "--user", "7", "--space", "1M", v.mnt),
+            ("tenant", "create", v.mnt / "t"), ("defrag", v.mnt), ("upgrade", v.mnt), ("quota", "report", v.mnt),
+        ):
+            code, text = run(*bare, *args, ok=None)
+            expected = args[1] == "report"
+            must((code == 0) == expected, f"{args[0]} without CAP_SYS_ADMIN: exit code {code}, said {text!r}")
+        said = in_child(lambda: (drop_sys_admin(), answer(lambda: set_label(v.mnt, "mine")))[1], 30)
+        same(said, "EPERM", "the label by ioctl")
+        same((get_label(v.mnt), (v.mnt / "t").exists()), ("", False), "label, tenant")
+        run(v.binary, "label", v.mnt, "ours")
+        same(get_label(v.mnt), "ours", "label by root")
 
 
 @check

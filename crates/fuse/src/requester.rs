@@ -29,13 +29,28 @@ pub(crate) fn uid(req: &Request<'_>) -> Option<u32> {
     }
 }
 
-/// The user who asks, where that is root or the user of this process: whose the server is.
+/// The user who asks, where that is an administrator or the user of this process: whose the server is.
 ///
 /// # Errors
 /// EPERM for everybody else, also where it cannot be told.
 pub(crate) fn of_server(req: &Request<'_>) -> Result<u32, Errno> {
     let own = rustix::process::geteuid().as_raw();
-    uid(req).filter(|&uid| uid == 0 || uid == own).ok_or(Errno::PERM)
+    uid(req).filter(|&uid| if uid == 0 { is_administrator(req) } else { uid == own }).ok_or(Errno::PERM)
+}
+
+/// Whether it is root with CAP_SYS_ADMIN, which the kernel asks of who administers its own file systems: user 0 of a container
+/// that shares the system's users usually is without. Not where it cannot be told.
+pub(crate) fn is_administrator(req: &Request<'_>) -> bool {
+    const SYS_ADMIN: u64 = 1 << 21;
+    let Some(thread) = thread(req).filter(|_| uid(req) == Some(0)) else { return false };
+    let capable = of_thread(thread, "status").is_ok_and(|s| parse_capabilities(&s) & SYS_ADMIN != 0);
+    // Capabilities count in a namespace of users. A server that is not root sees those of its own processes only, and has
+    // nothing to give that root has not.
+    let here = match fs::read_link(format!("/proc/{thread}/ns/user")) {
+        Ok(theirs) => fs::read_link("/proc/self/ns/user").is_ok_and(|own| own == theirs),
+        Err(e) => e.kind() == io::ErrorKind::PermissionDenied && !rustix::process::geteuid().is_root(),
+    };
+    capable && here
 }
 
 /// Whether the group is one of the asking thread's; not where it cannot be told.
@@ -167,6 +182,12 @@ fn parse_fsuid(status: &str) -> Option<u32> {
     status.lines().find_map(|l| l.strip_prefix("Uid:"))?.split_ascii_whitespace().nth(3)?.parse().ok()
 }
 
+/// `CapEff:`, none where it is not there.
+fn parse_capabilities(status: &str) -> u64 {
+    let text = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
+    text.and_then(|t| u64::from_str_radix(t.trim(), 16).ok()).unwrap_or(0)
+}
+
 /// The fourth number of `Gid:`, and all of `Groups:`.
 fn parse_groups(status: &str) -> Vec<u32> {
     let line = |name| status.lines().find_map(|l| l.strip_prefix(name)).unwrap_or_default().split_ascii_whitespace();
@@ -188,6 +209,8 @@ mod tests {
         assert_eq!(parse_fsuid("Name:\tx\n"), None);
         assert_eq!(parse_groups("Gid:\t5\t6\t7\t8\nGroups:\t1 22 \n"), [8, 1, 22]);
         assert!(parse_groups("Gid:\t5\n").is_empty());
+        assert_eq!(parse_capabilities("CapPrm:\t1\nCapEff:\t00000000a80425fb\n"), 0xa804_25fb);
+        assert_eq!(parse_capabilities("CapPrm:\t1\n"), 0);
         assert_eq!(parse_syscall("1 0x3 0x7f 0x1 0x0 0x0 0x0 0x7ffd 0x7f\n"), Some(1));
         assert_eq!(parse_syscall("running\n"), None);
         assert_eq!(parse_syscall("-1 0x7ffd 0x7f\n"), None);

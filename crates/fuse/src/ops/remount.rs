@@ -19,7 +19,7 @@ impl BraidFs {
         input: &[u8],
         out: &mut Answer,
     ) -> Handled {
-        if requester::uid(req) != Some(0) {
+        if !requester::is_administrator(req) {
             return Err(Errno::PERM);
         }
         let (asked, _) = RemountArg::read_from_prefix(input).map_err(|_| Errno::INVAL)?;

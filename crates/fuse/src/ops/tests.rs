@@ -485,7 +485,7 @@ impl Served {
         (ioctl.fh, ioctl.out_size) = (self.open(op::OPENDIR, ROOT).unwrap(), size_of::<SamplePart>() as u32);
         let mut frame = request(op::IOCTL, ROOT, &[ioctl.as_bytes(), arg].concat());
         let mut head = abi::InHeader::read_from_bytes(&frame[..size_of::<abi::InHeader>()]).unwrap();
-        head.uid = uid;
+        (head.uid, head.pid) = (uid, rustix::thread::gettid().as_raw_nonzero().get() as u32);
         frame[..size_of::<abi::InHeader>()].copy_from_slice(head.as_bytes());
         let mut out = Answer::new(16384);
         let cx = Context::new(&self.channel, 1, None);

@@ -23,7 +23,7 @@ struct TrimRange {
 impl BraidFs {
     /// Only root may, as the kernel does not check CAP_SYS_ADMIN for us.
     pub(super) fn trim_ioctl(&self, req: &Request<'_>, arg: &abi::IoctlIn, input: &[u8], cx: &Context<'_>) -> Handled {
-        if requester::uid(req) != Some(0) {
+        if !requester::is_administrator(req) {
             return Err(Errno::PERM);
         }
         let (mut range, _) = TrimRange::read_from_prefix(input).map_err(|_| Errno::INVAL)?;

@@ -31,9 +31,10 @@ impl BraidFs {
         Ok(Outcome::Reply)
     }
 
-    /// Only root and who owns the mount's root directory may ask for what changes or loads the whole volume.
+    /// Only an administrator and who owns the mount's root directory (where that is not root) may ask for what changes or loads the whole volume.
     pub(super) fn check_may_administer(&self, req: &Request<'_>) -> Result<(), Errno> {
         let owner = self.vol.getattr(InodeNo::ROOT).map_err(errno)?.uid;
-        if requester::uid(req).is_some_and(|uid| uid == 0 || uid == owner) { Ok(()) } else { Err(Errno::PERM) }
+        let may = |uid| if uid == 0 { requester::is_administrator(req) } else { uid == owner };
+        if requester::uid(req).is_some_and(may) { Ok(()) } else { Err(Errno::PERM) }
     }
 }
