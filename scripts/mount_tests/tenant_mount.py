@@ -13,7 +13,9 @@ import threading
 import time
 
 from fslib import Skipped, in_child, kill_and_wait, run, stop, wait_for
-from mount_tests.common import LIBC, check, daemon_only, must, refused, root_only, same, write_synced
+from mount_tests.common import (
+    LIBC, check, daemon_only, must, refused, renameat2, root_only, same, write_synced,
+)
 from mount_tests.helpers import helpers_of, refuses, silent, small_volume
 
 SPACE = 200 << 20
@@ -451,3 +453,51 @@ def rings_and_others_refuse(volume, _top):
         # refused means: as before
         (v.mnt / "a/f").write_text("x")
         same(in_child(lambda: (v.mnt / "a/f").read_text(), 20), "x", "content")
+
+
+@check
+def the_root_of_a_tenant_is_not_the_volumes(volume, _top):
+    """What the kernel is told of an entry of the volume's root it is not told of a tenant's root, whose number is the same."""
+    with tenants(volume) as (v, point):
+        alone(v, point)
+        for name in ("b", "c"):
+            (point / name).mkdir()
+            run("mount", "-t", "tmpfs", "none", point / name)
+        try:
+            run(v.binary, "tenant", "create", v.mnt / "c")
+            run(v.binary, "tenant", "mount", v.mnt, "b")
+            for name in ("b", "c"):
+                must(os.path.ismount(point / name), f"what was mounted on {name} of the tenant is gone")
+        finally:
+            for name in ("b", "c"):
+                run("umount", "-l", point / name, ok=None)
+
+
+@check
+def a_tenants_directory_behind_a_link(volume, _top):
+    """Who may exchange a directory for a link cannot have a tenant that lies in it mounted elsewhere."""
+    with tenants(volume) as (v, point):
+        (v.mnt / "up").mkdir()
+        run(v.binary, "tenant", "create", v.mnt / "up/t")
+        (point / "t").mkdir()
+        (v.mnt / "link").symlink_to(point)
+        ended = threading.Event()
+
+        def exchange():
+            while not ended.is_set():
+                renameat2(v.mnt / "up", v.mnt / "link", 2)
+
+        thread = threading.Thread(target=exchange)
+        thread.start()
+        try:
+            for _ in range(40):
+                code, _ = run(v.binary, "tenant", "mount", v.mnt, "t", ok=None)
+                must(not os.path.ismount(point / "t"), "the tenant is mounted where the link leads")
+                if code == 0:
+                    for place in ("up/t", "link/t"):
+                        run("umount", "-l", v.mnt / place, ok=None)
+        finally:
+            ended.set()
+            thread.join()
+            run("umount", "-l", point / "t", ok=None)
+            (point / "t").rmdir()

@@ -71,9 +71,14 @@ impl Channel {
         poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
     }
 
-    /// What the kernel calls an inode over this connection.
-    fn wire(&self, node: WireId) -> u64 {
-        if self.own.as_ref().is_some_and(|own| own.root == node) { WireId::ROOT.0 } else { node.0 }
+    /// What the kernel calls an inode over this connection. The volume's root it does not know over a tenant's, whose root has
+    /// that number there.
+    fn wire(&self, node: WireId) -> Option<u64> {
+        match &self.own {
+            Some(own) if own.root == node => Some(WireId::ROOT.0),
+            Some(_) if node == WireId::ROOT => None,
+            _ => Some(node.0),
+        }
     }
 
     /// The inode of a request that came over this connection.
@@ -81,13 +86,12 @@ impl Channel {
         self.own.as_ref().filter(|_| id == WireId::ROOT).map_or(id, |own| own.root)
     }
 
-    /// Sends a notification over all connections.
-    fn tell(&self, frame: impl Fn(&Self) -> Vec<u8>) {
-        self.send(&frame(self));
+    /// Sends a notification over all connections that it means something to.
+    fn tell(&self, frame: impl Fn(&Self) -> Option<Vec<u8>>) {
+        let send = |to: &Self| frame(to).map(|frame| to.send(&frame));
+        send(self);
         if self.all.any() {
-            for other in self.all.others(self.own()) {
-                other.send(&frame(&other));
-            }
+            self.all.others(self.own()).iter().for_each(|other| _ = send(other));
         }
     }
 
@@ -194,18 +198,18 @@ impl Channel {
         let len = 16 + 16 + name.len() as u32 + 1;
         let head = abi::OutHeader { len, error: abi::NOTIFY_INVAL_ENTRY, unique: 0 };
         self.tell(|to| {
-            let dir = to.wire(dir).to_ne_bytes();
+            let dir = to.wire(dir)?.to_ne_bytes();
             let body = [&dir[..], &(name.len() as u32).to_ne_bytes(), &[0; 4], name, &[0]].concat();
-            [head.as_bytes(), &body].concat()
+            Some([head.as_bytes(), &body].concat())
         });
     }
 
     fn notify(&self, node: WireId, off: i64, len: i64) {
         self.tell(|to| {
-            let body = abi::InvalInodeOut { ino: to.wire(node), off, len };
+            let body = abi::InvalInodeOut { ino: to.wire(node)?, off, len };
             let head =
                 abi::OutHeader { len: 16 + size_of_val(&body) as u32, error: abi::NOTIFY_INVAL_INODE, unique: 0 };
-            [head.as_bytes(), body.as_bytes()].concat()
+            Some([head.as_bytes(), body.as_bytes()].concat())
         });
     }
 
@@ -213,12 +217,12 @@ impl Channel {
     /// thread.
     pub fn prune(&self, nodes: &[WireId]) {
         for some in nodes.chunks(512) {
-            let body = abi::PruneOut { count: some.len() as u32, padding: 0, spare: 0 };
-            let len = 16 + size_of_val(&body) + size_of_val(some);
-            let head = abi::OutHeader { len: len as u32, error: abi::NOTIFY_PRUNE, unique: 0 };
             self.tell(|to| {
-                let ids = some.iter().flat_map(|id| to.wire(*id).to_ne_bytes());
-                head.as_bytes().iter().chain(body.as_bytes()).copied().chain(ids).collect()
+                let ids: Vec<u64> = some.iter().filter_map(|id| to.wire(*id)).collect();
+                let body = abi::PruneOut { count: ids.len() as u32, padding: 0, spare: 0 };
+                let len = 16 + size_of_val(&body) + size_of_val(&ids[..]);
+                let head = abi::OutHeader { len: len as u32, error: abi::NOTIFY_PRUNE, unique: 0 };
+                Some([head.as_bytes(), body.as_bytes(), ids.as_bytes()].concat())
             });
         }
     }

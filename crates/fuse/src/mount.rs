@@ -23,7 +23,7 @@ use rustix::net::{
 use std::ffi::CString;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -192,13 +192,22 @@ pub(crate) struct Mount {
 impl Mount {
     /// Mounts; the connection's descriptor.
     pub fn new(cfg: &MountConfig) -> io::Result<(Self, OwnedFd)> {
+        Self::on(cfg, None)
+    }
+
+    /// The same on a directory that is open, which is the one that the configuration names: whoever may rename a directory above
+    /// it cannot have another one mounted over (root's mounts only; others mount on what is their own).
+    pub fn on(cfg: &MountConfig, dir: Option<BorrowedFd<'_>>) -> io::Result<(Self, OwnedFd)> {
         cfg.profile.check(cfg)?;
         let point = cfg.mountpoint.canonicalize()?;
         if !point.is_dir() {
             return Err(Errno::NOTDIR.into());
         }
-        let fd =
-            if rustix::process::geteuid().is_root() { mount_direct(cfg, &point)? } else { mount_helped(cfg, &point)? };
+        let opened = dir.map(|dir| PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())));
+        let fd = match rustix::process::geteuid().is_root() {
+            true => mount_direct(cfg, opened.as_ref().unwrap_or(&point))?,
+            false => mount_helped(cfg, &point)?,
+        };
         let id = top_at(&point)?.map(|top| top.id);
         let mount = Self::of(point, id, cfg.guard.clone());
         mount.guard();

@@ -31,9 +31,10 @@ use crate::serve::READAHEAD_KIB;
 use crate::session::{self, run_aside};
 use crate::transport::Transport;
 use braidfs::{InodeNo, Volume};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
+use rustix::io::Errno;
 use std::ffi::OsString;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
@@ -77,7 +78,8 @@ pub(crate) fn mount(all: &Arc<Connections>, name: &str, point: &Path, how: Tenan
     let tenant = fs.vol.tenant(name).map_err(|_| format!("there is no tenant {name}"))?;
     let root = fs.vol.getattr(tenant.root).map_err(|e| e.to_string())?;
     // without one it is mounted on its own directory
-    let point = &match point.as_os_str().is_empty() {
+    let at_home = point.as_os_str().is_empty();
+    let point = &match at_home {
         true => config.mountpoint.join(place_of(&fs.vol, tenant.root).ok_or("its directory cannot be found")?.0),
         false => point.to_path_buf(),
     };
@@ -89,7 +91,10 @@ pub(crate) fn mount(all: &Arc<Connections>, name: &str, point: &Path, how: Tenan
     let point = point.canonicalize().map_err(|e| format!("{}: {e}", point.display()))?;
     let own = Arc::new(Connection::new(WireId::of(&root), tenant.domain, tenant.name, point));
     all.begin(&own)?;
-    let mounted = forget_below(all, &fs, &own, &config).and_then(|()| start(all, &fs, &own, &config, how));
+    let mounted = forget_below(all, &fs, &own, &config).and_then(|()| {
+        let home = if at_home { Some(open_home(&own)?) } else { None };
+        start(all, &fs, &own, &config, how, home)
+    });
     if mounted.is_err() {
         let waited = all.open(&own);
         waited.into_iter().for_each(|job| drop(fs.jobs.send(job)));
@@ -218,12 +223,25 @@ fn place_of(vol: &Volume, dir: InodeNo) -> Option<(PathBuf, InodeNo)> {
     Some((path, above?))
 }
 
+/// The tenant's own directory, to be mounted on: no symbolic link that somebody has put above it meanwhile.
+fn open_home(own: &Connection) -> Result<OwnedFd, String> {
+    let text = |e: Errno| format!("{}: {e}", own.point.display());
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let home = openat2(CWD, &own.point, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS).map_err(text)?;
+    if rustix::fs::fstat(&home).map_err(text)?.st_ino == own.root.ino().0 {
+        Ok(home)
+    } else {
+        Err(format!("{}: another directory is there meanwhile", own.point.display()))
+    }
+}
+
 fn start(
     all: &Arc<Connections>,
     fs: &Arc<BraidFs>,
     own: &Arc<Connection>,
     config: &MountConfig,
     how: TenantMount,
+    home: Option<OwnedFd>,
 ) -> Result<(), String> {
     let cfg = MountConfig {
         source: format!("{}[{}]", config.source, own.tenant),
@@ -242,7 +260,8 @@ fn start(
     };
     let text = |e: std::io::Error| format!("{}: {e}", own.point.display());
     let pin = pin(config)?;
-    let (mount, fd) = Mount::new(&cfg).map_err(text)?;
+    let (mount, fd) = Mount::on(&cfg, home.as_ref().map(OwnedFd::as_fd)).map_err(text)?;
+    drop(home);
     let mount = Arc::new(mount);
     let channel = Arc::new(Channel::of_tenant(fd, all.clone(), own.clone()));
     let made = agree(&channel, fs, &cfg).and_then(|()| all.join(own, &channel, &mount, pin));

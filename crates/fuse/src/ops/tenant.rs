@@ -60,7 +60,8 @@ impl BraidFs {
                 let name = entry.split(|b| *b == 0).next().unwrap_or_default();
                 channel.invalidate_entry(id, name);
             }
-            channel.invalidate(id, false);
+            // with its listing, which the kernel may keep without asking for a time
+            channel.invalidate(id, true);
             Ok(said)
         })
     }
