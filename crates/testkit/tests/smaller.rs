@@ -1,9 +1,11 @@
 //! A volume that becomes smaller while other changes of the volume happen, and where its device fails.
 
 use braidfs::{
-    Cred, Error, FileKind, MkfsOptions, MountOptions, NewSize, OpenFile, Remount, SetAttr, TenantBudget, Volume,
+    Cred, Error, FileKind, JournalMode, MkfsOptions, MountOptions, NewSize, OpenFile, Remount, SetAttr, TenantBudget,
+    Volume,
 };
 use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, RecordDevice, Rule};
+use braidfs_format::super_block::INCOMPAT_SCRATCH;
 use braidfs_testkit::small::{
     ALL, BLOCK, MIB, ROOT, close, copies_of, create, devices_of, file, fill, full_beside_pieces, groups_of_nobody,
     holds, memory, new_node, relocated,
@@ -60,6 +62,37 @@ fn a_domain_that_is_added_meanwhile_is_told_of() {
     close(v, &all);
     let v = mount(&all);
     assert_eq!((v.domain_count(), v.super_block().domains.get()), (3, 3));
+    close(v, &all);
+}
+
+/// And of a tenant that came to have no journal: an older program must not believe its tables after a crash.
+#[test]
+fn a_tenant_that_loses_its_journal_meanwhile_is_told_of() {
+    let all = [memory(128)];
+    format(&all, &[128], 2);
+    let v = mount(&all);
+    v.tenant_create(ROOT, b"t", 0o755, "t", TenantBudget::default(), &Cred::root()).unwrap();
+    let f = used_to_the_end(&v);
+    let told = || v.super_block().incompat.get() & INCOMPAT_SCRATCH != 0;
+    assert!(!told());
+    std::thread::scope(|s| {
+        let change = Cell::new(None);
+        let progress = |_, _| {
+            let by_another = || s.spawn(|| v.tenant_change("t", |b| b.journal = Some(JournalMode::Scratch)).map(drop));
+            let changing = change.take().unwrap_or_else(by_another);
+            while !told() && !changing.is_finished() {
+                std::thread::yield_now();
+            }
+            change.set(Some(changing));
+        };
+        assert_eq!(v.shrink(84 * MIB, &progress).unwrap().after, 84 * MIB);
+        change.take().unwrap().join().unwrap().unwrap();
+    });
+    assert!(told());
+    drop(f);
+    v.crash();
+    let v = mount(&all);
+    assert_ne!(v.super_block().incompat.get() & INCOMPAT_SCRATCH, 0, "the copy that counts");
     close(v, &all);
 }
 

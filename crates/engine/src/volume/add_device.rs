@@ -87,7 +87,7 @@ impl Volume {
             return Err(Error::Size("that is too much for one mount: mount the volume again before it".into()));
         }
         let supers = i.label.lock();
-        (sb.label, sb.compat) = (*supers, i.compat.load(Ordering::Relaxed).into());
+        i.take_over(&mut sb, &supers);
         planted::in_order(
             Bug::SizeEarly,
             || bat.extend(&**i.store.device(0), sb.groups.get() as usize),

@@ -2,7 +2,7 @@
 
 use super::{MountedVolume, Volume};
 use crate::error::{Error, Result};
-use braidfs_format::super_block::{COMPAT_GUARDED, INCOMPAT_SCRATCH};
+use braidfs_format::super_block::{COMPAT_GUARDED, INCOMPAT_SCRATCH, SuperBlock};
 use std::sync::atomic::Ordering;
 
 /// Longest label, bytes.
@@ -85,6 +85,17 @@ impl MountedVolume {
             .inspect_err(|_| self.sb.write().incompat = before)
     }
 
+    /// What superblocks say besides the volume's size comes into `sb`, a copy which is about to be written as another size: it
+    /// may have changed since that copy was made. The caller holds the lock of the label, whose content is `label`, until
+    /// `sb` is the superblock of the volume.
+    pub(super) fn take_over(&self, sb: &mut SuperBlock, label: &[u8; 64]) {
+        let now = self.sb.read();
+        (sb.label, sb.compat) = (*label, self.compat.load(Ordering::Relaxed).into());
+        // no feature goes while the volume is in use
+        sb.incompat = (sb.incompat.get() | now.incompat.get()).into();
+        sb.domains = now.domains;
+    }
+
     /// Writes all superblocks, durably. The caller holds the lock of the label.
     pub(super) fn write_supers(&self, label: &[u8; 64], compat: u32) -> Result<()> {
         let mut sb = *self.sb.read();
@@ -137,6 +148,26 @@ mod tests {
         let v = mount(true);
         assert!(v.guarded() && v.label() == "after");
         v.note_guarded().unwrap();
+        v.unmount().unwrap();
+    }
+
+    /// A copy from before loses nothing that was told of since.
+    #[test]
+    fn what_was_told_meanwhile_is_taken_over() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(16384));
+        let how = MkfsOptions { data_checksums: true, ..MkfsOptions::default() };
+        crate::mkfs::format(std::slice::from_ref(&device), &how).unwrap();
+        let v = Volume::mount(vec![device], MountOptions::default()).unwrap();
+        let mut copy = v.super_block();
+        let before = copy.incompat.get();
+        v.mounted().tell_scratch().unwrap();
+        v.note_guarded().unwrap();
+        v.set_label("new").unwrap();
+        v.add_domain().unwrap();
+        v.mounted().take_over(&mut copy, &v.mounted().label.lock());
+        assert!(before != 0 && copy.incompat.get() == before | INCOMPAT_SCRATCH);
+        assert_eq!((copy.label_str(), copy.compat.get() & COMPAT_GUARDED), ("new".to_string(), COMPAT_GUARDED));
+        assert_eq!(usize::from(copy.domains.get()), v.domain_count());
         v.unmount().unwrap();
     }
 

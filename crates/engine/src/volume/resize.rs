@@ -82,7 +82,7 @@ impl Volume {
         if blocks > before {
             extend(device, blocks)?;
             let supers = i.label.lock();
-            (sb.label, sb.compat) = (*supers, i.compat.load(Ordering::Relaxed).into());
+            i.take_over(&mut sb, &supers);
             planted::in_order(
                 Bug::SizeEarly,
                 || bat.extend(&**i.store.device(0), sb.groups.get() as usize),
@@ -200,7 +200,7 @@ impl MountedVolume {
     pub(super) fn tell_size(&self) -> Result<()> {
         let supers = self.label.lock();
         let mut sb = *self.sb.read();
-        (sb.label, sb.compat) = (*supers, self.compat.load(Ordering::Relaxed).into());
+        self.take_over(&mut sb, &supers);
         for (n, entry) in sb.device_table().iter().enumerate() {
             let device = self.store.device(n);
             for addr in [entry.blocks.get() - 1, 0] {

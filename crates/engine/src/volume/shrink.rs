@@ -110,9 +110,8 @@ impl MountedVolume {
             return Err(Error::Busy(format!("block group {g} was taken meanwhile")));
         }
         let supers = self.label.lock();
-        (sb.label, sb.compat) = (*supers, self.compat.load(Ordering::Relaxed).into());
-        // one may have been added meanwhile
-        sb.domains = self.sb.read().domains;
+        // emptying took long: a domain may have been added, a tenant may have lost its journal
+        self.take_over(&mut sb, &supers);
         // from here on an error does not tell which size a mount would find
         bat.doubt(sb.groups.get() as usize);
         planted::too_early(Bug::LeftEarly, || self.write_other_supers(old, &sb))?;
