@@ -252,6 +252,14 @@ impl Store {
         self.members.seat(i).errors()
     }
 
+    /// Whether other machines reach device `i`, too. (What [`Self::device`] gives has no [`Device::remote`].)
+    ///
+    /// # Panics
+    /// As [`Self::device`].
+    pub fn is_elsewhere(&self, i: usize) -> bool {
+        self.members.seat(i).is_elsewhere()
+    }
+
     /// Device `i`, for the volume's own tables. Of one that has just left the volume what is left of it: it flushes nothing, and
     /// fails else.
     ///

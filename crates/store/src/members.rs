@@ -46,6 +46,7 @@ impl Seat {
     fn new(device: Arc<dyn Device>, entry: &DeviceEntry, geometry: Geometry) -> Self {
         let member = Arc::new(Member {
             name: device.name(),
+            elsewhere: device.remote().is_some(),
             inner: PassLock::of_device(Some(SharedFlushes::of(device))),
             errors: AtomicU64::new(0),
         });
@@ -60,6 +61,11 @@ impl Seat {
 
     pub fn end(&self) -> u64 {
         self.end.load(Ordering::Acquire)
+    }
+
+    /// Other machines reach it, too.
+    pub fn is_elsewhere(&self) -> bool {
+        self.member.elsewhere
     }
 
     /// Calls that the device answered with an error.
@@ -140,6 +146,8 @@ impl Members {
 #[derive(Debug)]
 struct Member {
     name: String,
+    /// It has a [`braidfs_device::Remote`], which cannot be lent out from behind the lock.
+    elsewhere: bool,
     inner: PassLock<Option<Arc<dyn Device>>, rank::Member>,
     /// Of calls, since the volume was opened; what it cannot do is none.
     errors: AtomicU64,

@@ -4,7 +4,7 @@
 use braidfs::store::lease::Lease;
 use braidfs::store::super_io::read_super;
 use braidfs::{Cred, Error, MkfsOptions, MountOptions, OpenHow, Volume, mkfs};
-use braidfs_device::{BLOCK_BYTES, Device, NbdDevice, NbdUri};
+use braidfs_device::{BLOCK_BYTES, Device, MemDevice, NbdDevice, NbdUri};
 use braidfs_format::owner::{GIVEN_BACK, HELD, OwnerRecord};
 use braidfs_testkit::nbd::{NbdServer, Offers};
 use braidfs_testkit::walk::fsck;
@@ -61,6 +61,24 @@ fn write_synced(v: &Volume, name: &str, data: &[u8]) -> Result<(), Error> {
     let file = v.open_path(name.as_bytes(), how, &Cred::root())?;
     v.write(&file, 0, data)?;
     v.fsync(file.ino(), false)
+}
+
+/// The lease of a device is taken at the mount and kept until the unmount: none comes later, none leaves earlier.
+#[test]
+fn devices_that_are_elsewhere_neither_come_nor_leave() {
+    let (_dir, server) = server();
+    let local: Arc<dyn Device> = Arc::new(MemDevice::new(BYTES / BLOCK_BYTES as u64));
+    mkfs::format(std::slice::from_ref(&local), &MkfsOptions::default()).unwrap();
+    let v = Volume::mount(vec![local.clone()], MountOptions::default()).unwrap();
+    let Err(Error::Size(why)) = v.add_device(open(&server, "").remove(0), false) else { panic!("it came") };
+    assert!(why.contains("elsewhere"), "{why}");
+    v.unmount().unwrap();
+    let all: Vec<_> = std::iter::once(local).chain(open(&server, "lease=5")).collect();
+    mkfs::format(&all, &MkfsOptions::default()).unwrap();
+    let v = Volume::mount(all, MountOptions::default()).unwrap();
+    let Err(Error::Size(why)) = v.remove_device(1, &|_, _| true) else { panic!("it left") };
+    assert!(why.contains("elsewhere"), "{why}");
+    v.unmount().unwrap();
 }
 
 fn writes(server: &NbdServer) -> usize {

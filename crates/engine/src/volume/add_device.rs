@@ -56,8 +56,8 @@ impl Volume {
     /// device of this volume; the command does that. With `blank` it is discarded first, where it can be.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`]; [`Error::Size`] where it is too small, or one of the volume's, or the volume's tables have no room
-    /// for it; [`Error::Busy`]; of a device: the volume is without it then, as long as it is mounted. A mount afterwards finds
+    /// [`Error::ReadOnly`]; [`Error::Size`] where it is too small, one of the volume's, or elsewhere ([`Device::remote`]), or the
+    /// volume's tables have no room for it; [`Error::Busy`]; of a device: the volume is without it then, as long as it is mounted. A mount afterwards finds
     /// out which of both is true, where the new device is named, too.
     pub fn add_device(&self, device: Arc<dyn Device>, blank: bool) -> Result<DeviceChange> {
         let i = self.mounted();
@@ -72,6 +72,10 @@ impl Volume {
             Ok(())
         };
         may()?;
+        if device.remote().is_some() {
+            let why = "a device that is elsewhere belongs to a volume from mkfs on, as its lease is taken at the mount";
+            return Err(Error::Size(why.into()));
+        }
         // before anything is written there: what can be refused is
         with_device(&i.sb.read(), &device)?;
         if blank {

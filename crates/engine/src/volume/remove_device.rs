@@ -17,8 +17,8 @@ impl Volume {
     /// holds accepted writes back.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`]; [`Error::Size`] where it is not the last one, or a tenant may use no other one, or something cannot
-    /// leave it: inodes whose numbers
+    /// [`Error::ReadOnly`]; [`Error::Size`] where it is not the last one, is elsewhere ([`braidfs_device::Device::remote`]), or a
+    /// tenant may use no other one, or something cannot leave it: inodes whose numbers
     /// are there ([`Self::drain_device`] says which), journals, blocks with a fixed place; [`Error::Stopped`] by `progress`;
     /// [`Error::Busy`]; of a device. The volume has the device still, but for an error of the superblock that counts: then the
     /// next mount finds out.
@@ -27,7 +27,7 @@ impl Volume {
             return Err(Error::ReadOnly);
         }
         let i = self.mounted();
-        if device < i.store.devices() && i.store.device(device).remote().is_some() {
+        if device < i.store.devices() && i.store.is_elsewhere(device) {
             let why =
                 "a device that is elsewhere stays: the volume has its lease, and its connection, until it is unmounted";
             return Err(Error::Size(why.into()));
