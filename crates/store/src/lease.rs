@@ -9,6 +9,8 @@
 //!
 //! Invariants: the deadline is counted from before the write of a renewal; a lease that has ended is renewed only after the
 //! record was found to be ours, and [`SETTLE`] after the write once more; a record of somebody else ends the lease for good.
+//! Whether it has ended is decided behind each step that waits: the process may have been stopped there for any time, with
+//! an answer that was true when it began.
 //! Does not promise: that a server does not carry out later what was in flight. docs/remote.md has what follows for users.
 
 use crate::super_io::read_super;
@@ -171,24 +173,9 @@ impl Rejoin for Returning {
 
 impl Holder {
     fn take(device: Arc<dyn Device>, block: u64, volume: u32, lease: Duration) -> Result<Self> {
-        let mut nonce = [0; 16];
-        random(&mut nonce)?;
-        let io_timeout = device.remote().map_or(Duration::ZERO, Remote::io_timeout);
-        let fence = Arc::new(Fence::new(lease / 8));
-        let owner = Arc::new(Owner {
-            device,
-            block,
-            volume,
-            lease,
-            io_timeout,
-            nonce,
-            seq: AtomicU64::new(0),
-            fence: Arc::clone(&fence),
-            stop: AtomicBool::new(false),
-            lock: Mutex::default(),
-            stopped: IdleCondvar::default(),
-        });
-        HELD_HERE.lock().push(nonce);
+        let owner = Arc::new(Owner::new(device, block, volume, lease)?);
+        let fence = Arc::clone(&owner.fence);
+        HELD_HERE.lock().push(owner.nonce);
         let mut holder = Self { owner: Arc::clone(&owner), threads: Vec::new() };
         owner.acquire()?;
         fence.set_rejoin(Box::new(Returning(Arc::downgrade(&owner))));
@@ -232,6 +219,25 @@ impl Drop for Holder {
 }
 
 impl Owner {
+    fn new(device: Arc<dyn Device>, block: u64, volume: u32, lease: Duration) -> Result<Self> {
+        let mut nonce = [0; 16];
+        random(&mut nonce)?;
+        let io_timeout = device.remote().map_or(Duration::ZERO, Remote::io_timeout);
+        Ok(Self {
+            device,
+            block,
+            volume,
+            lease,
+            io_timeout,
+            nonce,
+            seq: AtomicU64::new(0),
+            fence: Arc::new(Fence::new(lease / 8)),
+            stop: AtomicBool::new(false),
+            lock: Mutex::default(),
+            stopped: IdleCondvar::default(),
+        })
+    }
+
     fn read(&self, io: &mut dyn RecordIo) -> Result<Option<OwnerRecord>> {
         read(io, self.block, self.volume)
     }
@@ -328,26 +334,36 @@ impl Owner {
 
     /// Renews the lease, also one that has ended where nobody else has taken it.
     fn renew(&self, io: &mut dyn RecordIo) -> io::Result<()> {
-        let began = boot_time();
-        let ended = began >= self.fence.deadline();
-        self.check_ours(io)?;
-        let submitted = boot_time();
-        self.write(io, HELD)?;
-        if ended {
-            if boot_time().saturating_sub(began) > WINDOW {
+        for _ in 0..TRIES {
+            let began = boot_time();
+            self.check_ours(io)?;
+            let pass = self.fence.beside();
+            let submitted = boot_time();
+            let ended = submitted >= self.fence.deadline();
+            if ended && submitted.saturating_sub(began) > WINDOW {
+                // What was read is old: somebody else's record may be there by now, and must not be written over.
+                continue;
+            }
+            self.write(io, HELD)?;
+            drop(pass);
+            let written = boot_time();
+            // Of a lease that lasted: before this moment nobody may take it, and who is about to sees this record.
+            let safe = self.fence.deadline().saturating_add(self.io_timeout);
+            let late = if ended { written.saturating_sub(began) > WINDOW } else { written >= safe };
+            if late {
                 // as in `acquire`: somebody else may have it by now, and not have seen this
-                self.fence.lose(format!(
-                    "{}: the lease had ended, and the server was too slow to renew it",
-                    self.device.name()
-                ));
+                self.fence.lose(format!("{}: the lease had ended before it was renewed", self.device.name()));
                 return self.fence.check_lost();
             }
-            std::thread::sleep(SETTLE);
-            self.check_ours(io)?;
-            tracing::warn!(device = %self.device.name(), "the lease had ended; nobody has taken it, and it is renewed");
+            if ended {
+                std::thread::sleep(SETTLE);
+                self.check_ours(io)?;
+                tracing::warn!(device = %self.device.name(), "the lease had ended; nobody has taken it, and it is renewed");
+            }
+            self.fence.extend(submitted + self.lease);
+            return Ok(());
         }
-        self.fence.extend(submitted + self.lease);
-        Ok(())
+        Err(io::Error::new(io::ErrorKind::TimedOut, "the server is too slow to renew the lease, which has ended"))
     }
 
     /// # Errors
@@ -548,3 +564,6 @@ fn millis(time: Duration) -> u32 {
 fn now() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs() as i64)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,173 @@
+//! What a holder does that was stopped, or whose server was slow, in the middle of a renewal.
+
+use super::*;
+use braidfs_device::{MemDevice, WriteOp};
+
+const BLOCK: u64 = 7;
+const VOLUME: u32 = 5;
+const LEASE: Duration = Duration::from_secs(2);
+const IO_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What happens at one point of a renewal, once, while the thread is there.
+type Happens = Box<dyn FnOnce(&MemDevice) + Send>;
+
+/// Memory that other machines reach, so to say.
+#[derive(Default)]
+struct Elsewhere {
+    memory: Option<MemDevice>,
+    io_timeout: Duration,
+    /// The answer to a read lies in the socket, and is not looked at.
+    answered: Mutex<Option<Happens>>,
+    /// A write is about to be submitted.
+    submits: Mutex<Option<Happens>>,
+}
+
+impl std::fmt::Debug for Elsewhere {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Elsewhere")
+    }
+}
+
+impl Elsewhere {
+    fn new(io_timeout: Duration) -> Arc<Self> {
+        Arc::new(Self { memory: Some(MemDevice::new(64)), io_timeout, ..Self::default() })
+    }
+
+    fn memory(&self) -> &MemDevice {
+        self.memory.as_ref().unwrap()
+    }
+
+    fn happens(&self, what: &Mutex<Option<Happens>>) {
+        let what = what.lock().take();
+        if let Some(what) = what {
+            what(self.memory());
+        }
+    }
+}
+
+impl Device for Elsewhere {
+    fn blocks(&self) -> u64 {
+        self.memory().blocks()
+    }
+    fn read(&self, block: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.memory().read(block, buf)
+    }
+    fn write_batch(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
+        self.memory().write_batch(ops)
+    }
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+    fn discard(&self, _: u64, _: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    fn remote(&self) -> Option<&dyn Remote> {
+        Some(self)
+    }
+    fn name(&self) -> String {
+        "elsewhere".into()
+    }
+}
+
+impl Remote for Elsewhere {
+    fn lease(&self) -> Option<Duration> {
+        Some(LEASE)
+    }
+    fn io_timeout(&self) -> Duration {
+        self.io_timeout
+    }
+    fn set_fence(&self, _: Arc<Fence>) {}
+    fn is_held(&self) -> bool {
+        false
+    }
+    fn record_io(&self) -> Box<dyn RecordIo + '_> {
+        Box::new(Io(self))
+    }
+}
+
+struct Io<'a>(&'a Elsewhere);
+
+impl RecordIo for Io<'_> {
+    fn read_record(&mut self, block: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.0.read(block, buf)?;
+        self.0.happens(&self.0.answered);
+        Ok(())
+    }
+    fn write_record(&mut self, block: u64, buf: &[u8]) -> io::Result<()> {
+        self.0.happens(&self.0.submits);
+        self.0.write(block, buf)
+    }
+}
+
+/// A holder whose lease ends after `left`; nothing renews it but the test.
+fn holder(device: &Arc<Elsewhere>, left: Duration) -> Owner {
+    let owner = Owner::new(Arc::clone(device) as Arc<dyn Device>, BLOCK, VOLUME, LEASE).unwrap();
+    owner.write(&mut Io(device), HELD).unwrap();
+    owner.fence.extend(boot_time() + left);
+    owner
+}
+
+/// The other machine takes the volume over, when it may.
+fn taken_over(memory: &MemDevice) {
+    std::thread::sleep(LEASE + IO_TIMEOUT);
+    let mut r = OwnerRecord::empty();
+    (r.nonce, r.state) = ([7; 16], HELD);
+    memory.write(BLOCK, &r.to_block(VOLUME, BLOCK, 1)).unwrap();
+}
+
+fn is_the_others(device: &Elsewhere) -> bool {
+    read(&mut Io(device), BLOCK, VOLUME).unwrap().is_some_and(|r| r.nonce == [7; 16])
+}
+
+#[test]
+fn an_answer_from_before_the_stop_is_not_believed() {
+    let device = Elsewhere::new(IO_TIMEOUT);
+    let owner = holder(&device, LEASE);
+    *device.answered.lock() = Some(Box::new(taken_over));
+    let e = owner.renew(&mut Io(&device)).unwrap_err();
+    assert_eq!(e.kind(), io::ErrorKind::PermissionDenied, "{e}");
+    assert!(is_the_others(&device), "the other's record was written over");
+    assert!(owner.fence.lost().is_some() && !owner.fence.is_open());
+}
+
+#[test]
+fn nothing_passes_where_the_stop_was_before_the_write() {
+    let device = Elsewhere::new(IO_TIMEOUT);
+    let owner = holder(&device, LEASE);
+    *device.submits.lock() = Some(Box::new(taken_over));
+    let e = owner.renew(&mut Io(&device)).unwrap_err();
+    assert_eq!(e.kind(), io::ErrorKind::PermissionDenied, "{e}");
+    assert!(owner.fence.lost().is_some() && !owner.fence.is_open());
+}
+
+/// A server that is slow while the lease ends: whoever may take it later sees the new record.
+#[test]
+fn a_renewal_that_was_under_way_in_time_counts() {
+    let device = Elsewhere::new(Duration::from_secs(60));
+    let owner = holder(&device, LEASE);
+    *device.submits.lock() = Some(Box::new(|_| std::thread::sleep(LEASE)));
+    let before = boot_time();
+    owner.renew(&mut Io(&device)).unwrap();
+    assert!(owner.fence.lost().is_none() && owner.fence.deadline() >= before + LEASE);
+    assert!(owner.fence.deadline() <= boot_time() + LEASE, "counted from behind the write");
+}
+
+/// Of a lease that has ended a slow look is no reason to give up: it is looked again.
+#[test]
+fn a_slow_look_at_a_lease_that_has_ended_is_repeated() {
+    let device = Elsewhere::new(IO_TIMEOUT);
+    let owner = holder(&device, Duration::ZERO);
+    *device.answered.lock() = Some(Box::new(|_| std::thread::sleep(2 * WINDOW)));
+    owner.renew(&mut Io(&device)).unwrap();
+    assert!(owner.fence.lost().is_none() && owner.fence.is_open());
+}
+
+/// But a slow write is: somebody may have looked before it came.
+#[test]
+fn a_slow_write_of_a_lease_that_has_ended_loses_it() {
+    let device = Elsewhere::new(IO_TIMEOUT);
+    let owner = holder(&device, Duration::ZERO);
+    *device.submits.lock() = Some(Box::new(|_| std::thread::sleep(2 * WINDOW)));
+    assert!(owner.renew(&mut Io(&device)).is_err());
+    assert!(owner.fence.lost().is_some() && !owner.fence.is_open());
+}
