@@ -92,7 +92,12 @@ pub fn volume(args: &[PathBuf], write: bool) -> Result<Volume, Failure> {
 /// # Errors
 /// No braidfs volume; damage.
 pub fn mount(devices: Vec<Arc<dyn Device>>, paths: &[PathBuf], write: bool) -> Result<Volume, Failure> {
-    Volume::mount(devices, offline_options(write)).map_err(|e| explain("cannot open the volume", paths, &e))
+    let opened = Volume::mount(devices, offline_options(write)).and_then(|v| {
+        // as the process of a mount: stopped for long, it must not go on writing where another machine has the volume
+        v.kill_when_stopped()?;
+        Ok(v)
+    });
+    opened.map_err(|e| explain("cannot open the volume", paths, &e))
 }
 
 /// As [`explain`], of a check, scrub or dump.
