@@ -44,6 +44,9 @@ pub trait Rejoin: Send + Sync + std::fmt::Debug {
     fn rejoin(&self, io: &mut dyn RecordIo) -> io::Result<()>;
 }
 
+/// How long the process may be without a life sign while a submission waits for the server behind the end of the lease.
+const IN_FLIGHT: Duration = Duration::from_secs(1);
+
 /// What a test does between the look at the clock and the submission.
 type Hook = Box<dyn Fn() + Send + Sync>;
 
@@ -190,7 +193,13 @@ impl Fence {
         self.rejoin.get().map_or(Ok(()), |r| r.rejoin(io))
     }
 
-    /// To be called again and again by a thread of the holder: sets the kernel's timer. Where it is not called the process is
+    /// How often [`Self::wind_up`] is to be called for a lease: several times before the timer that it sets could run out in a
+    /// process that is well, and several times while the margin of the lease is left.
+    pub fn winding(lease: Duration) -> Duration {
+        (lease / 32).min(IN_FLIGHT / 4)
+    }
+
+    /// To be called again and again ([`Self::winding`]) by a thread of the holder: sets the kernel's timer. Where it is not called the process is
     /// stopped, or hangs as a whole.
     pub fn wind_up(&self) {
         let Some(watchdog) = self.watchdog.get() else { return };
@@ -202,7 +211,7 @@ impl Fence {
             watchdog.set(None);
         } else {
             // Somebody passed before and waits for the server to take it: in flight, which is bounded by the I/O timeout.
-            watchdog.set(Some(boot_time() + Duration::from_secs(1)));
+            watchdog.set(Some(boot_time() + IN_FLIGHT));
         }
     }
 }
@@ -285,5 +294,15 @@ mod tests {
         });
         fence.lose("taken".into());
         assert_eq!(fence.enter(Duration::from_secs(9)).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+    }
+
+    /// A process that is well winds the timer up several times before it runs out, whatever the lease.
+    #[test]
+    fn the_timer_is_wound_up_before_it_runs_out() {
+        for seconds in 2..=3600 {
+            let lease = Duration::from_secs(seconds);
+            let every = Fence::winding(lease);
+            assert!(!every.is_zero() && every * 4 <= IN_FLIGHT && every * 4 <= lease / 8, "{seconds} s: {every:?}");
+        }
     }
 }

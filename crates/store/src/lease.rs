@@ -142,7 +142,8 @@ impl Lease {
 #[derive(Debug)]
 struct Holder {
     owner: Arc<Owner>,
-    threads: Vec<JoinHandle<()>>,
+    renewing: Option<JoinHandle<()>>,
+    winding: Option<JoinHandle<()>>,
 }
 
 /// What the renewing thread, and the device when it was away, know.
@@ -156,7 +157,8 @@ struct Owner {
     nonce: [u8; 16],
     seq: AtomicU64,
     fence: Arc<Fence>,
-    stop: AtomicBool,
+    stop_renewing: AtomicBool,
+    stop_winding: AtomicBool,
     lock: Mutex<()>,
     stopped: IdleCondvar,
 }
@@ -176,7 +178,7 @@ impl Holder {
         let owner = Arc::new(Owner::new(device, block, volume, lease)?);
         let fence = Arc::clone(&owner.fence);
         HELD_HERE.lock().push(owner.nonce);
-        let mut holder = Self { owner: Arc::clone(&owner), threads: Vec::new() };
+        let mut holder = Self { owner: Arc::clone(&owner), renewing: None, winding: None };
         owner.acquire()?;
         fence.set_rejoin(Box::new(Returning(Arc::downgrade(&owner))));
         if let Some(remote) = owner.device.remote() {
@@ -186,20 +188,17 @@ impl Holder {
         let winding = Arc::clone(&owner);
         let start =
             |name: &str, work: Box<dyn FnOnce() + Send>| std::thread::Builder::new().name(name.into()).spawn(work);
-        holder.threads.push(start("lease", Box::new(move || renewing.renew_again_and_again()))?);
-        holder.threads.push(start("lease-watch", Box::new(move || winding.wind_again_and_again()))?);
+        holder.renewing = Some(start("lease", Box::new(move || renewing.renew_again_and_again()))?);
+        holder.winding = Some(start("lease-watch", Box::new(move || winding.wind_again_and_again()))?);
         Ok(holder)
     }
 
     /// Stops the threads; `given_back`: and says on the device that nobody has it any more.
     fn end(&mut self, given_back: bool) {
-        if self.threads.is_empty() && self.owner.stop.swap(true, SeqCst) {
+        if self.owner.stop_renewing.load(SeqCst) {
             return;
         }
-        self.owner.stop.store(true, SeqCst);
-        drop(self.owner.lock.lock());
-        self.owner.stopped.notify_all();
-        self.threads.drain(..).for_each(|t| drop(t.join()));
+        self.owner.stop(&self.owner.stop_renewing, self.renewing.take());
         if given_back && self.owner.fence.is_open() {
             let done = self.owner.device.remote().map(|r| self.owner.write(&mut *r.record_io(), GIVEN_BACK));
             if let Some(Err(e)) = done {
@@ -207,6 +206,10 @@ impl Holder {
             }
         }
         self.owner.fence.extend(Duration::ZERO);
+        // Last: a server that is away just now must not have this process killed, which has done all its work.
+        self.owner.stop(&self.owner.stop_winding, self.winding.take());
+        // that thread may have set the timer by what it saw before
+        self.owner.fence.wind_up();
         OUTLIVED.lock().push((self.owner.nonce, self.owner.seq.load(SeqCst)));
         HELD_HERE.lock().retain(|n| *n != self.owner.nonce);
     }
@@ -232,7 +235,8 @@ impl Owner {
             nonce,
             seq: AtomicU64::new(0),
             fence: Arc::new(Fence::new(lease / 8)),
-            stop: AtomicBool::new(false),
+            stop_renewing: AtomicBool::new(false),
+            stop_winding: AtomicBool::new(false),
             lock: Mutex::default(),
             stopped: IdleCondvar::default(),
         })
@@ -385,7 +389,7 @@ impl Owner {
 
     fn renew_again_and_again(&self) {
         let mut failed = false;
-        while !self.wait(if failed { LOOK } else { self.lease / 4 }) {
+        while !self.wait(&self.stop_renewing, if failed { LOOK } else { self.lease / 4 }) {
             let renewed = match self.device.remote() {
                 Some(remote) => self.renew(&mut *remote.record_io()),
                 None => return,
@@ -401,16 +405,24 @@ impl Owner {
     }
 
     fn wind_again_and_again(&self) {
-        while !self.wait(self.lease / 32) {
+        while !self.wait(&self.stop_winding, Fence::winding(self.lease)) {
             self.fence.wind_up();
         }
     }
 
+    /// Stops one of the two threads.
+    fn stop(&self, stop: &AtomicBool, thread: Option<JoinHandle<()>>) {
+        stop.store(true, SeqCst);
+        drop(self.lock.lock());
+        self.stopped.notify_all();
+        thread.into_iter().for_each(|t| drop(t.join()));
+    }
+
     /// Waits for so long; true: the lease ends.
-    fn wait(&self, time: Duration) -> bool {
+    fn wait(&self, stop: &AtomicBool, time: Duration) -> bool {
         let end = Instant::now() + time;
         let mut guard = self.lock.lock();
-        while !self.stop.load(SeqCst) {
+        while !stop.load(SeqCst) {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;

@@ -307,3 +307,36 @@ fn stopped_between_check_and_submission() {
         assert_eq!(record(&server).nonce, [7; 16]);
     }
 }
+
+/// For [`a_server_that_is_away_at_the_end_kills_nobody`]: takes the lease, and ends it when it is told to.
+#[test]
+#[ignore = "a part of a_server_that_is_away_at_the_end_kills_nobody"]
+fn child_that_ends() {
+    let (Ok(uri), Ok(dir)) = (std::env::var("BRAIDFS_TEST_URI"), std::env::var("BRAIDFS_TEST_DIR")) else { return };
+    let dir = std::path::Path::new(&dir);
+    let (sb, devices) = read_super(&open_uri(&uri, true)).unwrap();
+    let lease = Lease::take(&devices, &sb).unwrap().unwrap();
+    lease.kill_when_stopped().unwrap();
+    std::fs::write(dir.join("ready"), "").unwrap();
+    wait_for("the word to end", || dir.join("end").exists());
+    drop(lease);
+}
+
+/// All is written, and the lease cannot be given back: it ends by itself, and the process goes on behind it.
+#[test]
+fn a_server_that_is_away_at_the_end_kills_nobody() {
+    let (dir, server) = server();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "child_that_ends", "--ignored"]).stdout(std::process::Stdio::null());
+    command.env("BRAIDFS_TEST_URI", server.uri("lease=2&timeout=4")).env("BRAIDFS_TEST_DIR", dir.path());
+    let mut child = Stopped(command.spawn().unwrap());
+    wait_for("the child takes the lease", || dir.path().join("ready").exists());
+    server.hang(true);
+    std::fs::write(dir.path().join("end"), "").unwrap();
+    let mut status = None;
+    wait_for("the child's end", || {
+        status = child.0.try_wait().unwrap();
+        status.is_some()
+    });
+    assert!(status.unwrap().success(), "{status:?}");
+}
