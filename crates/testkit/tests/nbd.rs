@@ -6,9 +6,9 @@ use braidfs_device::{BLOCK_BYTES, Device, NbdDevice, NbdError, NbdUri, WriteOp};
 use braidfs_testkit::nbd::{NbdServer, Offers};
 use braidfs_testkit::walk::fsck;
 use std::io::{Read, Write};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 const BYTES: u64 = 8 << 20;
@@ -243,8 +243,69 @@ fn an_export_that_grew_is_seen() {
     device.write(2 * BYTES / 4096 - 1, &block(1)).unwrap();
 }
 
+/// Its first connection breaks, the next ones take nothing: more is to be sent again than the kernel keeps.
+#[test]
+fn a_server_that_takes_nothing_fails_the_device() {
+    const READERS: u64 = 600;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let listener = UnixListener::bind(&path).unwrap();
+    let broken = AtomicBool::new(false);
+    let open = AtomicBool::new(true);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            let mut kept = Vec::new();
+            while let Ok((mut stream, _)) = listener.accept() {
+                if !open.load(SeqCst) {
+                    return;
+                }
+                agree(&mut stream).unwrap();
+                if kept.is_empty() {
+                    while !broken.load(SeqCst) {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    let _ = stream.shutdown(std::net::Shutdown::Both);
+                }
+                kept.push(stream);
+            }
+        });
+        let uri = NbdUri::parse(&format!("nbd+unix:///?socket={}&timeout=1", path.display())).unwrap();
+        let device = NbdDevice::open(&uri, true).unwrap();
+        let asked = AtomicU64::new(0);
+        std::thread::scope(|s| {
+            for n in 0..READERS {
+                let (device, asked) = (&device, &asked);
+                s.spawn(move || {
+                    asked.fetch_add(1, SeqCst);
+                    assert!(device.read(n, &mut block(0)).is_err());
+                });
+            }
+            while asked.load(SeqCst) < READERS {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            broken.store(true, SeqCst);
+        });
+        open.store(false, SeqCst);
+        let _ = UnixStream::connect(&path);
+    });
+}
+
 /// What a server says to the request with this cookie.
 type Says = fn(&[u8]) -> Vec<u8>;
+
+/// Agrees with a client on an export.
+fn agree(stream: &mut UnixStream) -> std::io::Result<()> {
+    stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
+    let mut go = [0; 4 + 16 + 8];
+    stream.read_exact(&mut go)?;
+    let info = [&[0u8, 0][..], &BYTES.to_be_bytes(), &[0, 0x0d]].concat();
+    for (kind, body) in [(3u32, &info[..]), (1, &[])] {
+        let magic = 0x0003_e889_0455_65a9u64.to_be_bytes();
+        let length = (body.len() as u32).to_be_bytes();
+        stream.write_all(&[&magic[..], &[0, 0, 0, 7], &kind.to_be_bytes(), &length, body].concat())?;
+    }
+    Ok(())
+}
 
 /// A server that agrees on an export, takes a request, and then says `says` each time.
 fn hostile(dir: &std::path::Path, says: Says) -> NbdUri {
@@ -254,15 +315,7 @@ fn hostile(dir: &std::path::Path, says: Says) -> NbdUri {
         for stream in listener.incoming() {
             let Ok(mut stream) = stream else { return };
             let mut talk = || -> std::io::Result<()> {
-                stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
-                let mut go = [0; 4 + 16 + 8];
-                stream.read_exact(&mut go)?;
-                let info = [&[0u8, 0][..], &BYTES.to_be_bytes(), &[0, 0x0d]].concat();
-                for (kind, body) in [(3u32, &info[..]), (1, &[])] {
-                    let magic = 0x0003_e889_0455_65a9u64.to_be_bytes();
-                    let length = (body.len() as u32).to_be_bytes();
-                    stream.write_all(&[&magic[..], &[0, 0, 0, 7], &kind.to_be_bytes(), &length, body].concat())?;
-                }
+                agree(&mut stream)?;
                 let mut request = [0; 28];
                 stream.read_exact(&mut request)?;
                 stream.write_all(&says(&request[8..16]))

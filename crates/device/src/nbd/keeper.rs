@@ -202,6 +202,10 @@ impl Shared {
         }
         let end = self.send_retained(&mut fresh)?;
         fresh.socket.set_patience(None)?;
+        // While this thread sends nobody else looks whether a request is late: a server that takes nothing must not hold it.
+        // (Others who send wait no longer, either, until that is over.)
+        let patience = DIAL_PATIENCE.min(self.uri.timeout);
+        links.iter().try_for_each(|l| l.set_write_patience(Some(patience)))?;
         let links: Vec<_> = links.into_iter().map(Link::new).collect();
         let (epoch, done, again) = {
             let mut state = self.state.lock();
@@ -255,7 +259,17 @@ impl Shared {
             };
             if let Err(e) = sent {
                 self.broke(epoch, &e);
-                break;
+                return Err(e.into());
+            }
+            if self.is_late() {
+                // it was sent piece by piece, too slowly
+                return Ok(());
+            }
+        }
+        for link in &links {
+            if let Err(e) = link.set_write_patience(None) {
+                self.broke(epoch, &e);
+                return Ok(());
             }
         }
         Ok(())

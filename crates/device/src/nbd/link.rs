@@ -39,6 +39,11 @@ impl Link {
         self.socket.close();
     }
 
+    /// How long handing a request to the kernel may wait, once it does not take any of it.
+    pub(super) fn set_write_patience(&self, patience: Option<std::time::Duration>) -> io::Result<()> {
+        self.socket.set_write_patience(patience)
+    }
+
     pub(super) fn abort(&self) {
         self.socket.abort();
     }

@@ -3,8 +3,10 @@
 use super::uri::Place;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
 /// The socket of one connection.
@@ -19,7 +21,7 @@ impl Socket {
     /// this process is stopped: the kernel sends nothing later than that.
     pub(crate) fn connect(place: &Place, patience: Duration, timeout: Duration) -> io::Result<Self> {
         let socket = match place {
-            Place::Unix(path) => Self::Unix(UnixStream::connect(path)?),
+            Place::Unix(path) => Self::Unix(connect_unix(path, patience)?),
             Place::Tcp(host, port) => {
                 let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host}: no address"));
                 let mut connected = None;
@@ -53,6 +55,14 @@ impl Socket {
         match self {
             Self::Tcp(s) => s.set_read_timeout(patience).and_then(|()| s.set_write_timeout(patience)),
             Self::Unix(s) => s.set_read_timeout(patience).and_then(|()| s.set_write_timeout(patience)),
+        }
+    }
+
+    /// How long a write may wait; `None`: for ever.
+    pub(crate) fn set_write_patience(&self, patience: Option<Duration>) -> io::Result<()> {
+        match self {
+            Self::Tcp(s) => s.set_write_timeout(patience),
+            Self::Unix(s) => s.set_write_timeout(patience),
         }
     }
 
@@ -95,6 +105,52 @@ impl Socket {
             Self::Unix(s) => s.as_raw_fd(),
         }
     }
+}
+
+/// Connects within `patience`: [`UnixStream::connect`] waits for ever where the server's backlog is full.
+fn connect_unix(path: &Path, patience: Duration) -> io::Result<UnixStream> {
+    // SAFETY: all zero is a valid `sockaddr_un`.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let bytes = path.as_os_str().as_bytes();
+    // behind it stays a zero
+    if bytes.len() >= address.sun_path.len() || bytes.contains(&0) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "the path of a socket has at most 107 bytes and no NUL",
+        ));
+    }
+    for (to, from) in address.sun_path.iter_mut().zip(bytes) {
+        *to = *from as libc::c_char;
+    }
+    // SAFETY: no memory is passed.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just made, and nobody else has it.
+    let stream = UnixStream::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    // it bounds connect(2), too: unix(7)
+    stream.set_write_timeout(Some(patience))?;
+    loop {
+        // SAFETY: connect reads a `sockaddr_un` of the length given, which lives until the call returns.
+        let done = unsafe {
+            libc::connect(fd, (&raw const address).cast(), size_of::<libc::sockaddr_un>() as libc::socklen_t)
+        };
+        if done == 0 {
+            break;
+        }
+        match io::Error::last_os_error() {
+            e if e.kind() == io::ErrorKind::Interrupted => {}
+            e if e.kind() == io::ErrorKind::WouldBlock => {
+                let text = format!("the server has accepted no connection for {} s", patience.as_secs());
+                return Err(io::Error::new(io::ErrorKind::TimedOut, text));
+            }
+            e => return Err(e),
+        }
+    }
+    stream.set_write_timeout(None)?;
+    Ok(stream)
 }
 
 /// sendmsg(2), without a signal where the connection is gone: a library may not rely on what its program does with SIGPIPE.
@@ -142,4 +198,36 @@ fn disconnect(fd: RawFd) {
     let nowhere: libc::sockaddr = unsafe { std::mem::zeroed() };
     // SAFETY: connect reads a `sockaddr` of the length given, which lives until the call returns.
     unsafe { libc::connect(fd, &raw const nowhere, size_of::<libc::sockaddr>() as libc::socklen_t) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    /// A server that accepts nobody, whose backlog is full.
+    #[test]
+    fn connecting_does_not_wait_for_ever() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        // SAFETY: a second listen(2) on a socket of ours sets its backlog; no memory is passed.
+        assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
+        let connect = || Socket::connect(&Place::Unix(path.clone()), Duration::from_millis(50), Duration::from_secs(1));
+        let mut waiting = Vec::new();
+        let e = loop {
+            match connect() {
+                Ok(socket) => waiting.push(socket),
+                Err(e) => break e,
+            }
+            assert!(waiting.len() < 100, "no backlog is so long");
+        };
+        assert_eq!(e.kind(), io::ErrorKind::TimedOut, "{e}");
+        drop(listener);
+        assert_eq!(connect().unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        let long = Place::Unix(format!("/{}", "x".repeat(200)).into());
+        assert_eq!(Socket::connect(&long, DAY, DAY).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+
+    const DAY: Duration = Duration::from_secs(86400);
 }
