@@ -70,6 +70,8 @@ struct Inner {
     until_cut: AtomicU64,
     cut_every: AtomicU64,
     cuts: AtomicU64,
+    /// One more than the block whose requests cut their connections; 0: none.
+    poison: AtomicU64,
     /// Requests whose turn comes are held back.
     hung: Mutex<bool>,
     go_on: Condvar,
@@ -102,6 +104,7 @@ impl NbdServer {
             until_cut: AtomicU64::new(0),
             cut_every: AtomicU64::new(0),
             cuts: AtomicU64::new(0),
+            poison: AtomicU64::new(0),
             hung: Mutex::new(false),
             go_on: Condvar::new(),
             write_delay: AtomicU64::new(0),
@@ -176,6 +179,11 @@ impl NbdServer {
     /// How many connections [`Self::cut_every`] has cut.
     pub fn cuts(&self) -> u64 {
         self.inner.cuts.load(SeqCst)
+    }
+
+    /// From now on each request that begins at `block` cuts its connection.
+    pub fn cut_at(&self, block: u64) {
+        self.inner.poison.store(block + 1, SeqCst);
     }
 
     /// Holds back all requests from now on, or lets them go.
@@ -272,6 +280,9 @@ impl Inner {
             drop(hung);
             if !self.up.load(SeqCst) {
                 return Err(bad("killed"));
+            }
+            if offset / BLOCK + 1 == self.poison.load(SeqCst) {
+                return Err(bad("a request that is not borne"));
             }
             let cut = self.cut_every.load(SeqCst) > 0 && self.until_cut.fetch_sub(1, SeqCst) == 1 && {
                 self.until_cut.store(self.cut_every.load(SeqCst), SeqCst);

@@ -243,6 +243,28 @@ fn an_export_that_grew_is_seen() {
     device.write(2 * BYTES / 4096 - 1, &block(1)).unwrap();
 }
 
+/// A request for which the server closes the connection each time, while it answers all others.
+#[test]
+fn a_request_that_no_connection_survives_fails_the_device() {
+    let (_dir, server) = server(Offers::default());
+    let device = open(&server, "timeout=1&connections=1");
+    server.cut_at(5);
+    let stop = AtomicBool::new(false);
+    let e = std::thread::scope(|s| {
+        s.spawn(|| {
+            while !stop.load(SeqCst) {
+                if device.read(1, &mut block(0)).is_err() {
+                    return;
+                }
+            }
+        });
+        let e = device.read(5, &mut block(0)).unwrap_err();
+        stop.store(true, SeqCst);
+        e
+    });
+    assert!(e.to_string().contains("within 1 s"), "{e}");
+}
+
 /// Its first connection breaks, the next ones take nothing: more is to be sent again than the kernel keeps.
 #[test]
 fn a_server_that_takes_nothing_fails_the_device() {

@@ -18,6 +18,9 @@ const DIAL_PATIENCE: Duration = Duration::from_secs(5);
 /// Pauses between tries, doubled from one to the other.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// How often a request is sent again by new connections before it may be too late for it whatever else is answered: perhaps it
+/// is what makes the server close them.
+const TRIES: u32 = 8;
 /// Writes sent again before their answers are read: these must fit into the server's socket.
 const AGAIN: usize = 64;
 
@@ -95,7 +98,7 @@ pub(super) fn run(shared: &Arc<Shared>) {
             Phase::Up => {
                 drop(state);
                 if shared.is_late() {
-                    shared.die(&format!("no answer within {} s", shared.uri.timeout.as_secs()));
+                    shared.die(&shared.no_answer());
                     continue;
                 }
                 state = shared.state.lock();
@@ -115,6 +118,11 @@ pub(super) fn run(shared: &Arc<Shared>) {
                     }
                 }
                 drop(state);
+                // connections may be gone again each time before this thread finds them up
+                if shared.is_tried_too_often() {
+                    shared.die(&shared.no_answer());
+                    continue;
+                }
                 let Err(why) = shared.reconnect() else { continue };
                 if !why.may_pass() {
                     shared.die(&why.to_string());
@@ -146,14 +154,26 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Whether a request has waited for too long: for its answer, or for a connection.
+    /// Whether a request has waited for too long: for its answer, or for a connection. One that was sent again and again has
+    /// waited since it was asked.
     fn is_late(&self) -> bool {
         let state = self.state.lock();
         let since = |w: &super::Waiting| match state.trouble {
+            _ if w.again > TRIES => w.asked,
             Some(trouble) => trouble.max(w.asked),
             None => w.sent,
         };
         state.requests.values().map(since).min().is_some_and(|t| t.elapsed() >= self.uri.timeout)
+    }
+
+    /// Whether one is late though the server answers others.
+    fn is_tried_too_often(&self) -> bool {
+        let state = self.state.lock();
+        state.requests.values().any(|w| w.again > TRIES && w.asked.elapsed() >= self.uri.timeout)
+    }
+
+    fn no_answer(&self) -> String {
+        format!("no answer within {} s", self.uri.timeout.as_secs())
     }
 
     /// The device fails for good.
@@ -229,6 +249,7 @@ impl Shared {
                 .values_mut()
                 .map(|w| {
                     w.sent = now;
+                    w.again += 1;
                     Arc::clone(&w.request)
                 })
                 .collect();

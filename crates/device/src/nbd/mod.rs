@@ -113,6 +113,8 @@ struct Waiting {
     asked: Instant,
     /// When it was sent, on the connections that there are now.
     sent: Instant,
+    /// How often it was sent again.
+    again: u32,
 }
 
 /// An export cannot be used.
@@ -287,7 +289,7 @@ impl Shared {
                     state.next_link = (state.next_link + 1) % state.links.len();
                     sends.push((Arc::clone(&state.links[state.next_link]), Arc::clone(&request)));
                 }
-                state.requests.insert(cookie, Waiting { request, asked: now, sent: now });
+                state.requests.insert(cookie, Waiting { request, asked: now, sent: now, again: 0 });
             }
         }
         // Where there is no connection, or it breaks, the keeper sends them.
