@@ -238,7 +238,9 @@ impl NbdDevice {
 impl Drop for NbdDevice {
     fn drop(&mut self) {
         self.shared.close();
+        // The keeper itself may be the last that has the device, through the lease that it looks at: it ends when it comes back.
         if let Some(keeper) = self.keeper.take()
+            && keeper.thread().id() != std::thread::current().id()
             && keeper.join().is_err()
         {
             tracing::error!("{}: its thread panicked", self.shared.uri.text);
