@@ -241,6 +241,10 @@ fn an_export_that_grew_is_seen() {
     server.set_bytes(2 * BYTES);
     assert_eq!(device.grown().unwrap(), 2 * BYTES / 4096);
     device.write(2 * BYTES / 4096 - 1, &block(1)).unwrap();
+    server.set_bytes(3 * BYTES);
+    device.extend(3 * BYTES / 4096).unwrap();
+    assert_eq!(device.blocks(), 3 * BYTES / 4096);
+    assert_eq!(device.extend(4 * BYTES / 4096).unwrap_err().kind(), std::io::ErrorKind::Unsupported);
 }
 
 /// A request for which the server closes the connection each time, while it answers all others.

@@ -480,6 +480,14 @@ impl Device for NbdDevice {
         Ok(blocks)
     }
 
+    fn extend(&self, blocks: u64) -> io::Result<()> {
+        // nobody here makes an export longer, but on the server somebody may have
+        if blocks <= self.blocks() || blocks <= self.grown()? {
+            return Ok(());
+        }
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     fn writable(&self) -> io::Result<Option<Arc<dyn Device>>> {
         // a mount that becomes writable would need a lease in between
         if self.shared.write { Ok(None) } else { Err(io::Error::from_raw_os_error(libc::EROFS)) }
