@@ -2,7 +2,7 @@
 //! mount option.
 
 use braidfs::OpenHow;
-use braidfs::{Cred, Error, MkfsOptions, MountOptions, OpenFile, Volume, mkfs};
+use braidfs::{Cred, Error, MkfsOptions, MountOptions, OpenFile, Remount, Volume, mkfs};
 use braidfs_device::{CountDevice, Device, Effect, FaultDevice, FileDevice, MemDevice, Op, OpenHow as DeviceHow, Rule};
 use braidfs_testkit::ops::fill;
 use braidfs_testkit::walk::fsck;
@@ -37,6 +37,32 @@ fn discards(blocks: u64, effect: Effect) -> Arc<dyn Device> {
     let device = FaultDevice::new(Arc::new(MemDevice::new(blocks)), 1);
     device.add(Rule::new(Op::Discard, effect));
     Arc::new(device)
+}
+
+/// A remount to read-only comes while it is under way.
+#[test]
+fn nothing_is_discarded_once_it_is_read_only() {
+    let fault = Arc::new(FaultDevice::new(Arc::new(MemDevice::new(65_536)), 1));
+    let device = Arc::new(CountDevice::new(fault.clone()));
+    mkfs::format(&[device.clone() as Arc<dyn Device>], &MkfsOptions::default()).unwrap();
+    let v = Volume::mount(vec![device.clone()], options()).unwrap();
+    fault.add(Rule::new(Op::Discard, Effect::Stall));
+    std::thread::scope(|s| {
+        let trim = s.spawn(|| v.trim(0..u64::MAX, 0));
+        while fault.stalled() == 0 {
+            std::thread::yield_now();
+        }
+        let remount = s.spawn(|| v.remount(&Remount { read_only: Some(true), ..Remount::default() }));
+        std::thread::sleep(Duration::from_millis(20));
+        fault.clear();
+        remount.join().unwrap().unwrap();
+        let done = device.counters();
+        // all of it, where it was faster
+        let trimmed = trim.join().unwrap();
+        assert!(matches!(trimmed, Ok(_) | Err(Error::ReadOnly)), "{trimmed:?}");
+        assert_eq!((device.counters() - done).discard_blocks, 0);
+    });
+    v.unmount().unwrap();
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::types::*;
 use braidfs_device::{BLOCK_BYTES, Device};
 use braidfs_format::geometry::SEGMENT_BLOCKS;
 use std::ops::Range;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// Bytes of a block.
 const BLOCK: u64 = 4096;
@@ -19,6 +19,9 @@ impl MountedVolume {
     fn trim_segment(&self, group: u32, index: u32, range: &Range<BlockAddr>, min: u32) -> Result<u64> {
         // no domain gets or gives up the group meanwhile
         let bat = self.bat.lock();
+        if self.shared.read_only.load(SeqCst) {
+            return Err(Error::ReadOnly); // a remount was faster
+        }
         let Some(owner) = bat.entry(group).domain else {
             let g = self.store.geometry();
             // not the metadata: a header may tell of a claim that the table has lost
