@@ -165,7 +165,8 @@ impl<'m> Steps<'m> {
         };
         let mut on = Vec::with_capacity(going.len());
         for ((d, a), devices) in going.into_iter().zip(of) {
-            match devices.iter().find_map(|i| failed[*i].as_ref()) {
+            // a device that has left the volume meanwhile has none of the domain's blocks any more
+            match devices.iter().find_map(|i| failed.get(*i)?.as_ref()) {
                 Some(e) => {
                     let e = Error::Io(copy(e));
                     d.fail(&e);
