@@ -29,10 +29,13 @@ impl Volume {
         let mut done = 0;
         while done < len {
             let n = buf.len().min((len - done) as usize);
-            let got = self.read(from, from_offset + done, &mut buf[..n])?;
-            if got == 0 {
-                break;
-            }
+            let got = match self.read(from, from_offset + done, &mut buf[..n]) {
+                Ok(0) => break,
+                Ok(n) => n,
+                // what was copied is told of, as of a write that fails
+                Err(_) if done > 0 => break,
+                Err(e) => return Err(e),
+            };
             let put = match self.write(to, to_offset + done, &buf[..got]) {
                 Ok(n) => n,
                 Err(_) if done > 0 => break,
@@ -44,5 +47,47 @@ impl Volume {
             }
         }
         Ok(done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Cred, MkfsOptions, MountOptions, OpenHow, mkfs};
+    use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
+    use std::sync::Arc;
+
+    /// What was copied before a block that cannot be read is told of; with nothing copied, the error.
+    #[test]
+    fn what_was_copied_before_an_error_counts() {
+        let faults = Arc::new(FaultDevice::new(Arc::new(MemDevice::new(16384)), 1));
+        let device: Arc<dyn Device> = faults.clone();
+        mkfs::format(std::slice::from_ref(&device), &MkfsOptions::default()).unwrap();
+        let mount = || {
+            let options = MountOptions { background: false, ..MountOptions::default() };
+            Volume::mount(vec![device.clone()], options).unwrap()
+        };
+        let open = |v: &Volume, path: &[u8]| {
+            let how = OpenHow { read: true, write: true, create: true, mode: 0o644, ..OpenHow::default() };
+            v.open_path(path, how, &Cred::root()).unwrap()
+        };
+        let v = mount();
+        let f = open(&v, b"/from");
+        let (piece, len) = (PIECE as u64, 2 * PIECE);
+        assert_eq!(v.append(&f, &vec![7; len]).unwrap(), 0);
+        drop(f);
+        v.unmount().unwrap();
+        // nothing of it is in memory
+        let v = mount();
+        let (from, to) = (open(&v, b"/from"), open(&v, b"/to"));
+        let second =
+            v.extents(from.ino()).unwrap().into_iter().find(|e| e.offset + e.len > piece + (piece / 2)).unwrap();
+        let at = second.place.unwrap().1 / 4096 + (piece + piece / 2).saturating_sub(second.offset) / 4096;
+        faults.add(Rule::new(Op::Read, Effect::Fail(5)).blocks(at..at + 1));
+        assert_eq!(v.copy_range(&from, 0, &to, 0, len as u64).unwrap(), piece);
+        assert!(v.copy_range(&from, piece, &to, piece, piece).is_err());
+        faults.clear();
+        drop((from, to));
+        v.unmount().unwrap();
     }
 }
