@@ -98,7 +98,8 @@ impl Volume {
                 op.write_out_older(c, &mut st)?;
             }
             // of very many extents some at a time: a crash may leave the file between its old and its new size
-            if let Some(size) = set.size
+            // (what lies behind the end of a file that grows was allocated to stay there)
+            if let Some(size) = set.size.filter(|size| *size < st.size)
                 && i.truncate_piece(&mut op, c, &mut st, size)?
             {
                 continue;

@@ -168,3 +168,27 @@ fn an_fsync_in_place_takes_mode_and_times_along() {
         v.unmount().unwrap();
     }
 }
+
+/// Of so many extents that a truncation takes some at a time: what was allocated behind the end of the file stays there when it
+/// grows.
+#[test]
+fn a_file_that_grows_loses_nothing_behind_its_end() {
+    let v = mount(&formatted());
+    let f = open(&v, "/f");
+    let many = v.mounted().domains[0].pieces_max() as u64 + 10;
+    {
+        let mut st = f.cell.state.write();
+        let Body::File(b) = &mut st.body else { panic!("a file") };
+        b.inline = None;
+        for n in 0..many {
+            let (lblk, addr) = (10 + 2 * n, crate::BlockAddr(1 << 30 | 2 * n));
+            let e = braidfs_format::inode::Extent { lblk, addr, len: 1, unwritten: true, sums: None };
+            b.map.insert(e, &mut crate::cell::extents::Runs::new());
+        }
+    }
+    v.setattr(f.ino(), &SetAttr { size: Some(8192), ..SetAttr::default() }).unwrap();
+    assert!(matches!(&f.cell.state.read().body, Body::File(b) if b.map.extent_count() as u64 == many));
+    drop(f);
+    // these blocks are not the file's
+    v.crash();
+}
