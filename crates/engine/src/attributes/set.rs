@@ -70,15 +70,19 @@ impl Volume {
     #[inline(never)]
     fn set_all(&self, c: &Arc<Cell>, set: &SetAttr) -> Result<Attr> {
         let i = self.mounted();
-        let mut attempt = 0;
+        let (mut attempt, mut blocks) = (0, 2);
         loop {
             let mut op = Op::new(i);
-            op.begin(&[c.domain], 2, true)?;
+            op.begin(&[c.domain], blocks, true)?;
             let mut st = c.state.write();
             if st.deleted {
                 return Err(Error::NotFound);
             }
             allowed(&st, set)?;
+            if let Some(more) = op.lacks(c, &mut st) {
+                blocks = more;
+                continue;
+            }
             // what was to be written in place has no blocks reserved: it is written before that ends
             if set.flags.is_some_and(|f| f & NOCOW == 0)
                 && st.flags & NOCOW != 0

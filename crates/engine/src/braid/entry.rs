@@ -13,7 +13,7 @@ use crate::planted::{Bug, planted};
 use crate::types::{FileKind, InodeNo, TxId};
 use crate::volume::MountedVolume;
 use crate::volume::operation::Op;
-use braidfs_format::dentry::{Dentry, ENTRY_FIXED_BYTES};
+use braidfs_format::dentry::Dentry;
 use braidfs_sync::{CHECKED, rank, taken_downwards};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -82,7 +82,7 @@ impl MountedVolume {
             Edit::Replace(_) | Edit::Remove => self.dentries.forget(&key),
         }
         if let (By::Operation(op), Some(_)) = (&mut by, child) {
-            op.grows(dir.domain, ENTRY_FIXED_BYTES + name.len());
+            op.grows_by_name(dir.domain, name);
         }
         // gives the inode that the name named, and its kind
         let change = |ix: &mut DirIndex, load: &mut dyn FnMut(u64) -> Result<Vec<Dentry>>| {

@@ -343,6 +343,11 @@ impl ExtentMap {
         self.blocks
     }
 
+    /// Bytes of all extents as they are encoded.
+    pub fn encoded_bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Number of extents.
     pub fn extent_count(&self) -> usize {
         self.count

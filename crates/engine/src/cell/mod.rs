@@ -97,6 +97,8 @@ pub struct FileBody {
 /// Extents from which on a file may be in pieces, and blocks that they have on average at most.
 const MANY_EXTENTS: usize = 16;
 const SHORT_EXTENT: u64 = 32;
+/// Bytes of extents in a record at most, about: more lie in records of their own, and the record names these.
+const RECORD_EXTENTS_MAX: usize = 3600;
 
 impl FileBody {
     /// Whether the file lies in very many short extents. Cheap.
@@ -352,9 +354,14 @@ impl State {
     pub fn record_bytes(&mut self) -> usize {
         let names: usize = self.links.iter().map(|l| l.name.len() + 9).sum();
         let xattrs: usize = self.xattrs.iter().map(|(n, v)| n.len() + v.len() + 5).sum();
+        // of extents that may come, some; a tree's leaves are records of their own
+        let of_map = |map: &ExtentMap| (200 + map.encoded_bytes()).min(RECORD_EXTENTS_MAX);
         let content = match &mut self.body {
-            Body::File(f) => f.inline.as_ref().map_or(200, Vec::len),
-            Body::Dir(d) => d.index.inline_entries().map_or(200, |e| e.iter().map(Dentry::encoded_bytes).sum()),
+            Body::File(f) => f.inline.as_ref().map_or_else(|| of_map(&f.map), Vec::len),
+            Body::Dir(d) => match d.index.inline_entries() {
+                Some(e) => e.iter().map(Dentry::encoded_bytes).sum(),
+                None => of_map(&d.map),
+            },
             Body::Special => 0,
         };
         200 + names + xattrs + content

@@ -2,13 +2,14 @@
 
 use super::Domain;
 use super::out::{Out, Payload};
+use super::packed::{Packer, Together};
 use super::tx::Tx;
 use super::work::{Helper, Share, Work};
 use crate::error::Result;
 use crate::types::*;
 use braidfs_format::group::{SegmentKind, Temperature};
 use braidfs_format::journal::Record;
-use braidfs_format::node::{NodeBlockBuilder, NodeEntry, NodeRecord, RECORDS_MAX};
+use braidfs_format::node::{NodeEntry, NodeRecord};
 
 /// Bytes of data that a helper gathers before it writes them.
 const BATCH_BYTES: usize = 4 << 20;
@@ -64,39 +65,46 @@ impl Domain {
         records: &mut Vec<Record>,
         mlog: usize,
     ) -> Result<Vec<NodeRecord>> {
-        let mut b = NodeBlockBuilder::default();
-        let mut in_block: Vec<(NodeRecord, u8)> = Vec::new();
-        let mut nodes = nodes.into_iter().peekable();
-        while nodes.peek().is_some() || !b.is_empty() {
-            if let Some(n) = nodes.peek() {
-                if let Some(index) = b.push_record(n) {
-                    in_block.extend(nodes.next().map(|n| (n, index)));
-                    continue;
-                }
-            } else if !all {
-                break;
+        let mut packer = Packer::default();
+        for n in nodes {
+            if packer.push(n) {
+                self.write_together(tx, &mut packer.full, out, records, mlog)?;
             }
-            // else this would write empty blocks for ever
-            assert!(!in_block.is_empty() && in_block.len() <= RECORDS_MAX, "{} records in a block", in_block.len());
-            let addr = self.alloc_meta(tx, mlog)?;
-            let block = b.finish(self.id.0, self.store.volume, addr, tx.id.0);
-            records.push(Record::Alloc {
-                addr,
-                len: 1,
-                kind: SegmentKind::Node,
-                temperature: Temperature::Hot,
-                owner: InodeNo(0),
-                lblk: 0,
-            });
-            records.push(Record::Live { addr, live: in_block.len() as u8 });
-            for (n, index) in in_block.drain(..) {
-                let written = tx.id.0 as u32;
-                let entry = NodeEntry { addr, index, flags: n.flags, generation: n.generation, written };
-                records.push(Record::Node { node: n.node, entry });
-            }
-            out.bytes += block.len();
-            out.writes.push((addr, Payload::Raw(block)));
         }
-        Ok(in_block.into_iter().map(|(n, _)| n).collect())
+        if all && !packer.open.records.is_empty() {
+            self.write_together(tx, &mut packer.open, out, records, mlog)?;
+        }
+        Ok(packer.open.records.into_iter().map(|(n, _)| n).collect())
+    }
+
+    /// Makes a node block of these records, of which there is one at least.
+    fn write_together(
+        &self,
+        tx: &Tx,
+        together: &mut Together,
+        out: &mut Out,
+        records: &mut Vec<Record>,
+        mlog: usize,
+    ) -> Result<()> {
+        let addr = self.alloc_meta(tx, mlog)?;
+        let block = together.builder.finish(self.id.0, self.store.volume, addr, tx.id.0);
+        records.push(Record::Alloc {
+            addr,
+            len: 1,
+            kind: SegmentKind::Node,
+            temperature: Temperature::Hot,
+            owner: InodeNo(0),
+            lblk: 0,
+        });
+        records.push(Record::Live { addr, live: together.records.len() as u8 });
+        for (n, index) in together.records.drain(..) {
+            let written = tx.id.0 as u32;
+            let entry = NodeEntry { addr, index, flags: n.flags, generation: n.generation, written };
+            records.push(Record::Node { node: n.node, entry });
+        }
+        together.begin();
+        out.bytes += block.len();
+        out.writes.push((addr, Payload::Raw(block)));
+        Ok(())
     }
 }

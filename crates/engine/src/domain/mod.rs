@@ -32,6 +32,7 @@ pub mod memory;
 mod on_panic;
 mod orphans;
 mod out;
+pub(crate) mod packed;
 pub mod peers;
 mod pile;
 pub mod placed;

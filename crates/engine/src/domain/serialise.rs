@@ -84,9 +84,7 @@ impl Domain {
     /// # Errors
     /// [`Error::NoSpace`] where even the hidden reserve is gone.
     pub fn alloc_meta(&self, tx: &Tx, mlog: usize) -> Result<BlockAddr> {
-        if !tx.take_credit() {
-            self.space.reserve(1, true)?;
-        }
+        self.take_for_commit(tx)?;
         let class = Class { kind: SegmentKind::Node, temperature: Temperature::Hot };
         match self.space.alloc(mlog, class, 1, None) {
             Ok(r) => Ok(r.addr),
@@ -95,6 +93,11 @@ impl Domain {
                 Err(e)
             }
         }
+    }
+
+    /// Takes a block that was reserved for `tx`, else one of those kept for what nobody reserved.
+    fn take_for_commit(&self, tx: &Tx) -> Result<()> {
+        if tx.take_credit() { Ok(()) } else { self.space.reserve_for_commit(1) }
     }
 
     /// A new overflow node.
@@ -220,7 +223,7 @@ impl Domain {
         }
         let charge = self.shared.quotas.charge(cell, st);
         let Body::File(f) = &mut st.body else { return Ok(()) };
-        self.space.reserve(1, true)?;
+        self.take_for_commit(tx)?;
         f.reserved += 1;
         self.uninline(f);
         // no operation could charge it
@@ -333,7 +336,7 @@ impl Domain {
         let n = (next_in_place(f, lblk..end, flush.in_place).unwrap_or(end) - lblk) as usize;
         let near = lblk.checked_sub(1).and_then(|b| f.map.get(b)).map(|p| BlockAddr(p.addr.0 + 1));
         if f.reserved == 0 {
-            self.space.reserve(1, true)?;
+            self.take_for_commit(tx)?;
             f.reserved = 1;
         }
         // an extent with checksums must fit a leaf

@@ -4,6 +4,7 @@
 //! a block freed here is used again only after the transaction is durable.
 
 use super::out::Out;
+use super::packed;
 use super::pile::Pile;
 use crate::braid::frontier::Frontier;
 use crate::cell::Cell;
@@ -81,9 +82,6 @@ pub(super) const CELL_COST: usize = 80;
 
 /// Journal bytes that a dirty page costs at most: where nothing near it is written, it has its own `Alloc` and `Free`.
 pub(super) const PAGE_COST: usize = 40;
-
-/// Bytes of records that a node block is expected to hold; the last one of a block rarely fits.
-const PACKED_BYTES: u64 = 2800;
 
 /// Writes a mark where it is not there.
 fn set(mark: &AtomicBool) {
@@ -240,10 +238,10 @@ impl Tx {
     pub fn take_credits(&self) -> u64 {
         self.credits.swap(0, Relaxed).max(0) as u64
     }
-    /// Counts bytes of records that it will write packed; how many node blocks more they fill.
-    pub fn pack_bytes(&self, bytes: usize) -> u64 {
-        let old = self.parts.mine().packed.fetch_add(bytes as u64, Relaxed);
-        (old + bytes as u64).div_ceil(PACKED_BYTES) - old.div_ceil(PACKED_BYTES)
+    /// Counts records of so much [`packed::weight`] that it will write packed; how many node blocks more they fill.
+    pub fn pack(&self, weight: u64) -> u64 {
+        let old = self.parts.mine().packed.fetch_add(weight, Relaxed);
+        (old + weight).div_ceil(packed::BLOCK) - old.div_ceil(packed::BLOCK)
     }
     /// All cells (committer).
     pub fn take_cells(&self) -> Vec<Arc<Cell>> {

@@ -189,11 +189,16 @@ impl MountedVolume {
     ) -> Result<bool> {
         let d = self.dom(c.domain);
         let zeroing = !matches!(mode, FallocMode::Allocate { .. });
+        let mut blocks = 4;
         let (mut op, mut st) = loop {
             // what needs new room asks for it below
             let mut op = Op::new(self);
-            op.begin(&[c.domain], 4, true)?;
-            let st = c.state.write();
+            op.begin(&[c.domain], blocks, true)?;
+            let mut st = c.state.write();
+            if let Some(more) = op.lacks(c, &mut st) {
+                blocks = more;
+                continue;
+            }
             if !zeroing || op.expect_frees(c, &st) {
                 break (op, st);
             }
@@ -264,6 +269,9 @@ impl MountedVolume {
         if grows && !self.load_last_page(c, st, end, charge)? {
             return Ok(false);
         }
+        // the leaves of a tree in which the range ends are records of their own
+        let leaves = if matches!(&st.body, Body::File(f) if f.map.extent_count() > 32) { 2 } else { 0 };
+        op.credit(c.domain, leaves);
         op.touch(c, st)?;
         // also where what follows ends in the middle
         st.durability.operation_changes_data();

@@ -189,20 +189,24 @@ impl MountedVolume {
     fn write_piece(&self, c: &Arc<Cell>, at: At, data: &[u8]) -> Result<Option<Wrote>> {
         match self.overwrite_dirty(c, at, data)? {
             Some(wrote) => Ok(Some(wrote)),
-            None => self.write_in_operation(c, at, data),
+            None => self.write_in_operation(c, at, data, METADATA_OF_WRITE),
         }
     }
 
     /// [`Self::write_piece`] that is more than an overwrite of dirty pages. Apart from that, which then keeps fewer values in
     /// memory for its sake.
     #[inline(never)]
-    fn write_in_operation(&self, c: &Arc<Cell>, at: At, data: &[u8]) -> Result<Option<Wrote>> {
+    fn write_in_operation(&self, c: &Arc<Cell>, at: At, data: &[u8], blocks: u64) -> Result<Option<Wrote>> {
         let d = self.dom(c.domain);
         // overwriting works on a full volume; what needs new room asks for it below
         let mut op = Op::new(self);
-        op.begin(&[c.domain], METADATA_OF_WRITE, true)?;
+        op.begin(&[c.domain], blocks, true)?;
         let mut st = c.state.write();
         let offset = at.checked_offset(&st)?;
+        if let Some(more) = op.lacks(c, &mut st) {
+            drop((st, op));
+            return self.write_in_operation(c, at, data, more);
+        }
         op.write_out_older(c, &mut st)?;
         // what was accepted must not be lost where a limit has gone down since
         let reserve: Reserve =
@@ -223,7 +227,7 @@ impl MountedVolume {
         // a tree's leaves are records of their own: as many more may become dirty
         let leaves = if f.map.extent_count() > 32 { 2 } else { 0 };
         let reserved = if stays_inline {
-            self.reserve_inline(&mut op, c, end.saturating_sub(st.size), reserve)
+            self.reserve_inline(&mut op, c, &mut st, end, reserve)
         } else {
             self.prepare_pages(c, &mut st, offset..end, reserve, &mut charge)?
         };
@@ -270,14 +274,15 @@ impl MountedVolume {
         Ok(Some(Wrote { offset, bytes: n, dirty: Some(f.pages.dirty_count()) }))
     }
 
-    /// Reserves for an inode record that grows by so many bytes; false where room must be made first.
-    fn reserve_inline(&self, op: &mut Op<'_>, c: &Cell, grows: u64, reserve: Reserve) -> bool {
-        if grows > 0 {
+    /// Reserves for an inode record that grows with its content, to `end`; false where room must be made first.
+    fn reserve_inline(&self, op: &mut Op<'_>, c: &Cell, st: &mut State, end: u64, reserve: Reserve) -> bool {
+        if end > st.size {
             let space = &self.dom(c.domain).space;
             // part of a node block, which is counted whole where it begins
             let Ok(promised) = reserve(space, 1) else { return false };
             space.unreserve_accepted(1, promised);
-            op.grows(c.domain, grows as usize);
+            let now = st.record_bytes();
+            op.grows(c.domain, now, now + (end - st.size) as usize);
         }
         true
     }
@@ -357,7 +362,7 @@ impl MountedVolume {
             let mut attempt = 0;
             let (offset, n) = loop {
                 let wrote = match std::mem::take(&mut is_more) {
-                    true => self.write_in_operation(c, at, piece),
+                    true => self.write_in_operation(c, at, piece, METADATA_OF_WRITE),
                     false => self.write_piece(c, at, piece),
                 };
                 match wrote {

@@ -25,7 +25,7 @@ use crate::planted::{Bug, planted, step};
 use crate::types::*;
 use crate::volume::MountedVolume;
 use crate::volume::operation::Op;
-use braidfs_format::dentry::{Dentry, ENTRY_FIXED_BYTES};
+use braidfs_format::dentry::Dentry;
 use braidfs_sync::{BiasedReadGuard, BiasedWriteGuard};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -147,7 +147,7 @@ impl MountedVolume {
         if counts.first.is_some() {
             op.credit(d.domain, 1);
         }
-        op.grows(d.domain, ENTRY_FIXED_BYTES + name.len());
+        op.grows_by_name(d.domain, name);
         self.dentries.put(key, Target { node: inode.ino, generation: inode.generation, kind: new.kind });
         op.hint(d, name, &cell);
         let attr = cell.attr(&st);
@@ -194,7 +194,7 @@ impl MountedVolume {
             return Ok(None);
         }
         let mut st = c.state.write();
-        if !self.may_leave(&st) {
+        if !self.may_leave(&st) || (st.nlink > 1 && op.lacks(&c, &mut st).is_some()) {
             return Ok(None);
         }
         let hash = self.hash(name);
@@ -293,7 +293,7 @@ impl MountedVolume {
         if counts.first.is_some() {
             op.credit(to.domain, 1);
         }
-        op.grows(to.domain, ENTRY_FIXED_BYTES + new.len());
+        op.grows_by_name(to.domain, new);
         self.dentries.put(&new_key, Target { node: c.ino, generation: c.generation, kind: c.kind });
         st.remove_link(from.ino, name, time);
         st.gain_link(to.ino, new, time);

@@ -66,6 +66,7 @@ impl MountedVolume {
         }
         check_name(name)?;
         let (i, hash) = (self, self.hash(name));
+        let mut blocks = REMOVE_BLOCKS;
         loop {
             // outside the gate: which domains the operation will change
             let c = i.lookup_to_leave(d, name)?;
@@ -78,7 +79,7 @@ impl MountedVolume {
                 i.commit_vacating_renames(&c, c.domain)?;
             }
             let mut op = Op::new(i);
-            op.begin(&[d.domain, c.domain], REMOVE_BLOCKS, true)?;
+            op.begin(&[d.domain, c.domain], blocks, true)?;
             let mut dst = d.state.write();
             check_alive(&dst)?;
             match i.find_entry_at(d, &mut dst, name, hash)? {
@@ -87,6 +88,13 @@ impl MountedVolume {
             }
             let mut st = c.state.write();
             if st.deleted {
+                continue;
+            }
+            // the last name of one that is not open takes all of that with it
+            if st.nlink > 1
+                && let Some(more) = op.lacks(&c, &mut st)
+            {
+                blocks = more;
                 continue;
             }
             if i.exchanging(&st) {

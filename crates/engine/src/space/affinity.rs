@@ -70,7 +70,7 @@ mod tests {
     }
 
     fn take(space: &Space, log: usize, want: u32) -> u32 {
-        space.reserve(want.into(), true).unwrap();
+        space.reserve_for_commit(want.into()).unwrap();
         let run = space.alloc(log, WARM, want, None).unwrap();
         space.unreserve(u64::from(want - run.len));
         run.len

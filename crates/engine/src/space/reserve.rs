@@ -4,8 +4,14 @@
 use super::Space;
 use crate::error::{Error, Result};
 
+/// What of the `hidden` reserve no operation may have, also one that takes away: a commit that needs a block more than its
+/// operations expected finds it there. Less than what is lent ([`Space::reserve_again`]) leaves.
+fn kept_for_commits(hidden: u64) -> u64 {
+    hidden / 4
+}
+
 impl Space {
-    /// Promises `blocks` blocks. An `essential` reservation may use the hidden reserve.
+    /// Promises `blocks` blocks. An `essential` reservation may use the hidden reserve, but for what of it is kept for commits.
     ///
     /// # Errors
     /// [`Error::NoSpace`] where there are not that many.
@@ -13,8 +19,20 @@ impl Space {
         if blocks == 0 {
             return Ok(()); // also below the floor
         }
-        let floor = if essential { -self.withheld() } else { self.hidden() as i64 };
+        let hidden = self.hidden();
+        let floor = if essential { kept_for_commits(hidden) as i64 - self.withheld() } else { hidden as i64 };
         self.take_from_account(blocks, floor)
+    }
+
+    /// Promises blocks for what a transaction must write, whose operations were let in: all that there are.
+    ///
+    /// # Errors
+    /// As [`Self::reserve`].
+    pub(crate) fn reserve_for_commit(&self, blocks: u64) -> Result<()> {
+        if blocks == 0 {
+            return Ok(());
+        }
+        self.take_from_account(blocks, -self.withheld())
     }
 
     /// Promises blocks as to anybody; none of them was promised before.

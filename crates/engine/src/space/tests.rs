@@ -222,8 +222,11 @@ fn allocates_to_the_last_block() {
         assert_eq!(space.stats().blocks, USABLE);
         assert!(matches!(space.reserve(USABLE - 31, false), Err(Error::NoSpace)));
         space.reserve(USABLE - 32, false).unwrap();
-        assert!(matches!(space.reserve(33, true), Err(Error::NoSpace)));
-        space.reserve(32, true).unwrap();
+        assert!(matches!(space.reserve(25, true), Err(Error::NoSpace)));
+        space.reserve(24, true).unwrap();
+        assert!(matches!(space.reserve(1, true), Err(Error::NoSpace)));
+        assert!(matches!(space.reserve_for_commit(9), Err(Error::NoSpace)));
+        space.reserve_for_commit(8).unwrap();
         assert_eq!((space.stats().reserved, space.stats().hidden), (USABLE, 32));
         let (mut seen, mut i) = (HashSet::new(), 0);
         while (seen.len() as u64) < USABLE {

@@ -2,7 +2,7 @@
 
 use super::MountedVolume;
 use super::cleaner::mark_node;
-use crate::domain::Domain;
+use crate::domain::{Domain, packed};
 use crate::error::Result;
 use crate::types::*;
 use std::collections::HashMap;
@@ -29,7 +29,7 @@ impl MountedVolume {
         let s = d.space.stats();
         let mut budget = s.free.saturating_sub(s.reserved) as usize / 4 * 4096;
         let (mut emptied, mut bytes_all) = (0, 0);
-        for (_, addr) in sparse {
+        'all: for (_, addr) in sparse {
             let (records, bytes) = self.live_records(d, addr)?;
             if bytes > 2048 {
                 continue;
@@ -43,10 +43,22 @@ impl MountedVolume {
             for (c, node) in records {
                 let e = d.enter()?;
                 let mut st = c.state.write();
-                if !st.deleted {
-                    d.touch(e.tx(), &c, &mut st)?;
-                    mark_node(&c, &mut st, node);
+                if st.deleted {
+                    continue;
                 }
+                // what is in records of their own is written again, too
+                let fresh = st.durability.dirty_tx() != Some(e.tx().id);
+                let inode = if fresh { packed::weight(st.record_bytes()) } else { 0 };
+                if inode > packed::BLOCK {
+                    continue; // it takes more than it gives
+                }
+                let blocks = e.tx().pack(inode + if node == c.ino.node() { 0 } else { packed::BLOCK });
+                if d.space.reserve_for_commit(blocks).is_err() {
+                    break 'all;
+                }
+                e.tx().add_credits(blocks);
+                d.touch(e.tx(), &c, &mut st)?;
+                mark_node(&c, &mut st, node);
             }
         }
         Ok((emptied as u64).saturating_sub(bytes_all.div_ceil(2800) as u64))

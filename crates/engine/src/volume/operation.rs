@@ -6,12 +6,13 @@ use crate::braid::rules::{Taking, take_name};
 use crate::braid::vacated::Vacated;
 use crate::cell::{Body, Cell, State};
 use crate::domain::enter::{Enters, enter_all};
+use crate::domain::packed;
 use crate::domain::tx::Tx;
 use crate::domain::{Domain, Enter};
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
 use crate::types::*;
-use braidfs_format::dentry::Dentry;
+use braidfs_format::dentry::{Dentry, ENTRY_FIXED_BYTES};
 use braidfs_format::journal::Record;
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -19,6 +20,9 @@ use std::sync::atomic::Ordering;
 
 /// Blocks that a write to a file reserves for metadata before it asks for its own.
 pub(crate) const METADATA_OF_WRITE: u64 = 4;
+
+/// So many names fit a record, and half of another one.
+const FEW_LINKS: usize = 16;
 
 thread_local! {
     /// This thread makes the volume read-only, and may change it still.
@@ -204,9 +208,25 @@ impl<'a> Op<'a> {
         let fresh = st.durability.dirty_tx() != Some(tx.id);
         d.touch_content(tx, cell, st)?;
         if fresh {
-            self.grows(cell.domain, st.record_bytes());
+            self.grows_by(cell.domain, packed::weight(st.record_bytes()));
         }
         Ok(())
+    }
+
+    /// With how many blocks an operation is to begin that will touch an inode of very many names or attributes, where this one has
+    /// fewer: all of them are written with each change. Asked before anything is changed.
+    pub fn lacks(&self, cell: &Cell, st: &mut State) -> Option<u64> {
+        // what all operations have is enough for few
+        if st.links.len() <= FEW_LINKS && st.xattrs.is_empty() {
+            return None;
+        }
+        let i = self.index(cell.domain);
+        if st.durability.dirty_tx() == Some(self.enters[i].tx().id) {
+            return None;
+        }
+        let blocks = packed::weight(st.record_bytes()).div_ceil(packed::BLOCK) + 1;
+        // and those beside it that were asked for
+        (blocks > self.reserved[i]).then_some(blocks + METADATA_OF_WRITE)
     }
 
     /// Before blocks are reserved for pages of a file: what an older transaction has still to write of it is written out.
@@ -231,9 +251,19 @@ impl<'a> Op<'a> {
         e.expect_pieces(f.map.extent_count().min(e.domain.pieces_max()))
     }
 
-    /// The record of a touched cell grows.
-    pub fn grows(&mut self, d: DomainId, bytes: usize) {
-        let blocks = self.tx(d).pack_bytes(bytes);
+    /// The record of a touched cell grows from so many bytes to so many.
+    pub fn grows(&mut self, d: DomainId, from: usize, to: usize) {
+        self.grows_by(d, packed::weight(to).saturating_sub(packed::weight(from)));
+    }
+
+    /// The records of a touched directory weigh more by a name.
+    pub fn grows_by_name(&mut self, d: DomainId, name: &[u8]) {
+        self.grows_by(d, (ENTRY_FIXED_BYTES + name.len()) as u64);
+    }
+
+    #[inline]
+    fn grows_by(&mut self, d: DomainId, weight: u64) {
+        let blocks = self.tx(d).pack(weight);
         if blocks > 0 {
             self.credit(d, blocks);
         }
@@ -244,7 +274,21 @@ impl<'a> Op<'a> {
         let i = self.index(d);
         let n = blocks.min(self.reserved[i]);
         self.reserved[i] -= n;
-        self.enters[i].tx().add_credits(n);
+        let (space, tx) = (&self.enters[i].domain.space, self.enters[i].tx());
+        tx.add_credits(n);
+        // An inode of many records needs more than the operation asked for: out of what is kept for commits, so that the next
+        // one finds that gone. Where it is not there the commit looks again.
+        if n < blocks && space.reserve_for_commit(blocks - n).is_ok() {
+            tx.add_credits(blocks - n);
+        }
+    }
+
+    /// Takes a block out of those that were reserved, for data; false where none is left.
+    pub fn take_reserved(&mut self, d: DomainId) -> bool {
+        let i = self.index(d);
+        let some = self.reserved[i] > 0;
+        self.reserved[i] -= u64::from(some);
+        some
     }
 
     /// Two domains' transactions share this operation: neither checkpoints without the other being durable.

@@ -1,0 +1,137 @@
+//! A full volume: what operations may do there their commit can write, so that no domain fails for want of a block, and
+//! everything can be removed.
+
+use braidfs::{
+    Cred, DirEntry, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenFile, SetAttr, Volume, XattrMode,
+    mkfs,
+};
+use braidfs_device::{Device, MemDevice};
+use std::sync::Arc;
+use std::time::Duration;
+
+const ROOT: InodeNo = InodeNo::ROOT;
+/// Of the whole volume; the domain keeps a 64th of it back, about 250.
+const BLOCKS: u64 = 16 << 10;
+
+fn volume() -> (Arc<dyn Device>, Volume) {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(BLOCKS));
+    mkfs::format(std::slice::from_ref(&device), &MkfsOptions { domains: Some(1), ..MkfsOptions::default() }).unwrap();
+    let options =
+        MountOptions { background: false, commit_interval: Duration::from_secs(3600), ..MountOptions::default() };
+    let v = Volume::mount(vec![device.clone()], options).unwrap();
+    (device, v)
+}
+
+fn make(v: &Volume, dir: InodeNo, name: &str, kind: FileKind, target: &[u8]) -> Result<InodeNo, Error> {
+    let new = NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target };
+    v.create(dir, name.as_bytes(), &new, &Cred::root()).map(|a| a.ino)
+}
+
+fn file(v: &Volume, dir: InodeNo, name: &str) -> OpenFile {
+    v.open(make(v, dir, name, FileKind::File, b"").unwrap()).unwrap()
+}
+
+/// It is done, or there is no room: never anything else.
+fn done<T>(r: Result<T, Error>) -> bool {
+    match r {
+        Ok(_) => true,
+        Err(Error::NoSpace) => false,
+        Err(e) => panic!("{e}"),
+    }
+}
+
+/// Writes to the end of a file until there is no room.
+fn fill(v: &Volume, f: &OpenFile) {
+    while done(v.append(f, &[7; 1 << 20])) {}
+    while done(v.append(f, &[7; 4096])) {}
+    v.sync().unwrap();
+}
+
+fn chmod(v: &Volume, ino: InodeNo) -> bool {
+    done(v.setattr(ino, &SetAttr { mode: Some(0o640), ..SetAttr::default() }))
+}
+
+/// No domain has failed, and what was full can be emptied, commits and all; nothing is wrong on the device.
+fn empties(device: Arc<dyn Device>, v: Volume) {
+    v.sync().unwrap();
+    assert!(v.domains().iter().all(|d| d.failed.is_none()));
+    let mut names = Vec::new();
+    let mut note = |e: DirEntry<'_>| {
+        names.push(e.name.to_vec());
+        true
+    };
+    v.readdir(ROOT, 0, &mut note).unwrap();
+    for name in names.iter().filter(|n| *n != b"." && *n != b"..") {
+        v.unlink(ROOT, name).unwrap_or_else(|e| panic!("{:?}: {e}", String::from_utf8_lossy(name)));
+    }
+    v.sync().unwrap();
+    let s = v.statfs();
+    assert!(s.free + 64 > s.blocks, "{} of {} blocks are free again", s.free, s.blocks);
+    v.unmount().unwrap();
+    let how = braidfs_check::FsckOptions { repair: false, force: true };
+    let found = braidfs_check::check(&[device], &how, &braidfs::JournalReplay, &|_, _, _| {}).unwrap().findings;
+    assert_eq!(found, vec![]);
+}
+
+/// Files of which two do not fit a node block: each change of one is a block that the commit needs.
+#[test]
+fn small_files_change_while_nothing_is_free() {
+    let (device, v) = volume();
+    let all: Vec<InodeNo> = (0..600)
+        .map(|n| {
+            let f = file(&v, ROOT, &format!("{n}"));
+            assert_eq!(v.write(&f, 0, &[1; 2100]).unwrap(), 2100);
+            f.ino()
+        })
+        .collect();
+    fill(&v, &file(&v, ROOT, "large"));
+    for round in 0..3 {
+        let changed = all.iter().filter(|ino| chmod(&v, **ino)).count();
+        assert!(changed > 100, "round {round}: {changed} were changed");
+        v.sync().unwrap();
+    }
+    empties(device, v);
+}
+
+/// The same as they are made.
+#[test]
+fn small_files_are_made_until_nothing_is_free() {
+    let (device, v) = volume();
+    let spare = file(&v, ROOT, "spare");
+    v.write(&spare, 0, &vec![1; 3000 * 4096]).unwrap();
+    fill(&v, &file(&v, ROOT, "large"));
+    drop(spare);
+    v.unlink(ROOT, b"spare").unwrap();
+    v.sync().unwrap();
+    let mut made = 0;
+    loop {
+        match make(&v, ROOT, &format!("{made}"), FileKind::File, b"") {
+            Ok(ino) if done(v.write(&v.open(ino).unwrap(), 0, &[1; 2100])) => made += 1,
+            Ok(_) | Err(Error::NoSpace) => break,
+            Err(e) => panic!("after {made}: {e}"),
+        }
+    }
+    assert!(made > 2000, "{made} files");
+    empties(device, v);
+}
+
+/// Attributes that take many nodes, all of which a commit writes again with the inode.
+#[test]
+fn files_with_long_attributes_change_while_nothing_is_free() {
+    let (device, v) = volume();
+    let all: Vec<InodeNo> = (0..24)
+        .map(|n| {
+            let ino = make(&v, ROOT, &format!("{n}"), FileKind::File, b"").unwrap();
+            v.setxattr(ino, b"user.long", &vec![n as u8; 60_000], XattrMode::Set).unwrap();
+            v.sync().unwrap();
+            ino
+        })
+        .collect();
+    fill(&v, &file(&v, ROOT, "large"));
+    for round in 0..3 {
+        let changed = all.iter().filter(|ino| chmod(&v, **ino)).count();
+        assert!(changed > 5, "round {round}: {changed} were changed");
+        v.sync().unwrap();
+    }
+    empties(device, v);
+}
