@@ -115,6 +115,33 @@ fn small_files_are_made_until_nothing_is_free() {
     empties(device, v);
 }
 
+/// Targets that fit no record beside its name: each takes a block of its own.
+#[test]
+fn long_links_are_made_until_nothing_is_free() {
+    let (device, v) = volume();
+    let spare = file(&v, ROOT, "spare");
+    v.write(&spare, 0, &vec![1; 1500 * 4096]).unwrap();
+    fill(&v, &file(&v, ROOT, "large"));
+    drop(spare);
+    v.unlink(ROOT, b"spare").unwrap();
+    v.sync().unwrap();
+    let mut made = Vec::new();
+    let target = |n: usize| format!("{n:05}").repeat(800).into_bytes();
+    loop {
+        match make(&v, ROOT, &format!("{}", made.len()), FileKind::Symlink, &target(made.len())) {
+            Ok(ino) => made.push(ino),
+            Err(Error::NoSpace) => break,
+            Err(e) => panic!("after {}: {e}", made.len()),
+        }
+    }
+    assert!(made.len() > 900, "{} links", made.len());
+    v.sync().unwrap();
+    for (n, ino) in made.iter().enumerate() {
+        assert_eq!(v.readlink(*ino).unwrap(), target(n));
+    }
+    empties(device, v);
+}
+
 /// Attributes that take many nodes, all of which a commit writes again with the inode.
 #[test]
 fn files_with_long_attributes_change_while_nothing_is_free() {

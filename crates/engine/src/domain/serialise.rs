@@ -163,8 +163,10 @@ impl Domain {
             return Ok(());
         }
         self.forget_durable(st);
-        let lazy =
-            self.lazy_data() && matches!(&st.body, Body::File(f) if f.inline.is_none() && f.pages.dirty_count() > 0);
+        // a link's target is no data: it is durable with the link
+        let lazy = self.lazy_data()
+            && cell.kind == FileKind::File
+            && matches!(&st.body, Body::File(f) if f.inline.is_none() && f.pages.dirty_count() > 0);
         if lazy {
             self.lazy.lock().push(cell.clone());
         } else {

@@ -9,8 +9,7 @@
 //! entry, the inode's link, who left it, and what is known of names looked up lately.
 
 use super::checks::{check_alive, check_changeable, check_name, check_project, check_takes_names};
-use super::create::Made;
-use super::entries::ENTRY_BLOCKS;
+use super::create::{Made, blocks_of};
 use super::lookup::is_named;
 use super::placement::NewInode;
 use super::remove::REMOVE_BLOCKS;
@@ -115,14 +114,14 @@ impl MountedVolume {
     ) -> Result<Option<Made>> {
         let lender = (target != d.domain).then_some(d.domain);
         let mut op = Op::new(self);
-        op.begin_lending(&[d.domain, target], ENTRY_BLOCKS, false, lender)?;
+        op.begin_lending(&[d.domain, target], blocks_of(new), false, lender)?;
         let dst = d.state.read();
         let Some(dir) = dst.shared_in(op.tx(d.domain).id) else { return Ok(None) };
         if check_alive(&dst).and_then(|()| check_takes_names(&dst)).is_err() {
             return Ok(None);
         }
         let Ok(mut st) = self.fresh(&dst, new, cred) else { return Ok(None) };
-        let Ok(charge) = self.charge_inode(&st, cred) else { return Ok(None) };
+        let Ok(mut charge) = self.charge_inode(&st, cred) else { return Ok(None) };
         st.nlink = 1;
         let cell = Arc::new(Cell::new(inode, target, new.kind, st));
         let mut st = cell.state.write();
@@ -138,6 +137,12 @@ impl MountedVolume {
         let time = self.shared.name_time_beside(dir, &mut bucket, 0);
         st.durability.inode_takes_name(&before);
         st.gain_link(d.ino, name, time);
+        if Self::needs_page(&st, new) {
+            if charge.blocks(1).is_err() {
+                return Ok(None);
+            }
+            self.give_page(&mut op, target, &mut st);
+        }
         op.touch(&cell, &mut st)?;
         // nothing fails from here on
         st.durability.operation_changes_names();

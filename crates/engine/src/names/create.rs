@@ -7,17 +7,26 @@ use crate::attributes::acl;
 use crate::braid::entry::{By, Edit};
 use crate::cell::dir::Lookup;
 use crate::cell::opened::OpenCell;
+use crate::cell::record::inline_room;
 use crate::cell::{Body, Cell, State};
 use crate::error::{Error, Result};
 use crate::quota::Charge;
 use crate::types::*;
 use crate::volume::operation::Op;
 use crate::volume::{MountedVolume, OpenFile, Volume};
-use braidfs_format::inode::{NOCOW, PROJECT_MASK};
+use braidfs_format::inode::{INLINE_MAX, NOCOW, PROJECT_MASK};
 use std::sync::Arc;
 
 /// A new inode and its attributes.
 pub(super) type Made = (Arc<Cell>, Attr);
+
+/// A target up to this long fits every record beside a name.
+const RECORD_TARGET: usize = INLINE_MAX;
+
+/// Blocks that making an inode takes at most: those of its entry, and one of a long target.
+pub(super) fn blocks_of(new: &NewNode<'_>) -> u64 {
+    ENTRY_BLOCKS + u64::from(new.target.len() > RECORD_TARGET)
+}
 
 impl MountedVolume {
     /// A fresh state with owner, group and permissions as POSIX has them.
@@ -52,6 +61,24 @@ impl MountedVolume {
             }
         }
         Ok(st)
+    }
+
+    /// Whether an inode that is to be made, with its name, has content that its record has no room for: a target. It becomes a
+    /// page then, so that its block is reserved and charged for here, and not by the commit.
+    pub(super) fn needs_page(st: &State, new: &NewNode<'_>) -> bool {
+        new.target.len() > RECORD_TARGET && new.kind == FileKind::Symlink && new.target.len() > inline_room(st)
+    }
+
+    /// It gets that page, with one of the blocks that the operation has reserved ([`blocks_of`]).
+    pub(super) fn give_page(&self, op: &mut Op<'_>, d: DomainId, st: &mut State) {
+        let domain = op.enter(d).domain;
+        let reserved = op.take_reserved(d);
+        debug_assert!(reserved, "an operation that makes a link with a long target reserves a block for it");
+        if let Body::File(f) = &mut st.body {
+            domain.uninline(f);
+            f.reserved = u64::from(reserved);
+            op.tx(d).expect_pages(1);
+        }
     }
 
     /// Charges the owners of an inode that is to be made.
@@ -186,7 +213,7 @@ impl MountedVolume {
     ) -> Result<Option<Made>> {
         let lender = (target != d.domain).then_some(d.domain);
         let mut op = Op::new(self);
-        op.begin_lending(&[d.domain, target], ENTRY_BLOCKS, false, lender)?;
+        op.begin_lending(&[d.domain, target], blocks_of(new), false, lender)?;
         let mut dst = d.state.write();
         check_alive(&dst)?;
         check_takes_names(&dst)?;
@@ -207,9 +234,11 @@ impl MountedVolume {
         }
         let Some(before) = op.may_take(d, name, target) else { return Ok(None) };
         let mut st = self.fresh(&dst, new, cred)?;
-        let charge = self.charge_inode(&st, cred)?;
+        let mut charge = self.charge_inode(&st, cred)?;
         st.durability.inode_takes_name(&before);
         st.gain_link(d.ino, name, self.shared.name_time(&mut [&mut dst], 0));
+        let needs_page = Self::needs_page(&st, new);
+        charge.blocks(needs_page.into())?;
         if new.kind == FileKind::Dir {
             st.parent = d.ino;
         } else {
@@ -221,6 +250,9 @@ impl MountedVolume {
         self.edit_entry_at(By::Operation(&mut op), d, &mut dst, (name, hash), edit)?;
         // nothing fails from here on but the domain itself
         let mut st = cell.state.write();
+        if needs_page {
+            self.give_page(&mut op, target, &mut st);
+        }
         op.touch(&cell, &mut st)?;
         st.durability.operation_changes_names();
         op.hint(d, name, &cell);
