@@ -212,6 +212,12 @@ impl ExtentMap {
         }
     }
 
+    /// The tree has small nodes from now on, as long as it is in memory: of few extents, and few of them.
+    #[cfg(test)]
+    pub(crate) fn have_small_nodes(&mut self) {
+        self.limits = Limits { leaf_split: 64, refs: 16, ..Limits::FORMAT };
+    }
+
     /// From the extents of an inode record (as `decode_extents` gives them: rising, without overlaps).
     pub fn from_inline(extents: Vec<Extent>) -> Self {
         let mut m = Self::new();

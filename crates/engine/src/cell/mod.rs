@@ -101,6 +101,13 @@ const SHORT_EXTENT: u64 = 32;
 const RECORD_EXTENTS_MAX: usize = 3600;
 
 impl FileBody {
+    /// Whether its map could come to have more extents than it holds ([`ExtentMap::lacks_room`]), were so many pages more
+    /// dirty, and so many extents more made at once. What is dirty by now counts: each page may get a place of its own, in
+    /// the middle of an extent.
+    pub fn lacks_extents(&self, pages: usize, extents: usize) -> bool {
+        self.map.lacks_room(2 * (self.pages.dirty_count() + pages) + extents)
+    }
+
     /// Whether the file lies in very many short extents. Cheap.
     pub fn is_in_pieces(&self) -> bool {
         let n = self.map.extent_count();

@@ -93,6 +93,9 @@ impl MountedVolume {
         if st.deleted || stays(d, &st) || !pieces(&file_of(c, &st)?.map, window, window + WINDOW).are_short() {
             return Ok(());
         }
+        if file_of(c, &st)?.lacks_extents(WINDOW as usize, 0) {
+            return Ok(());
+        }
         op.write_out_older(c, &mut st)?;
         d.load_pages(c, &mut st, window, WINDOW)?;
         let mut runs: Vec<(u64, u64)> = Vec::new();

@@ -37,6 +37,21 @@ fn holes(f: &FileBody, first: u64, end: u64) -> Vec<(u64, u64)> {
     holes
 }
 
+/// Whether a file could come to have more extents than it may by this: a hole in the middle of one, pages that are cut and get
+/// places of their own, holes that are filled. What takes whole extents away may always be done.
+fn lacks_extents(f: &FileBody, mode: FallocMode, (offset, end): (u64, u64)) -> bool {
+    let (first, last) = (offset.div_ceil(PAGE), end / PAGE);
+    let zeroing = !matches!(mode, FallocMode::Allocate { .. });
+    let cut = [offset, end].into_iter().filter(|e| zeroing && e % PAGE != 0).count();
+    let split = zeroing && first < last && f.map.splits(first, last);
+    let filled = match mode {
+        FallocMode::Allocate { .. } => holes(f, offset / PAGE, end.div_ceil(PAGE)).len(),
+        FallocMode::ZeroRange { .. } => 1,
+        _ => 0,
+    };
+    cut + usize::from(split) + filled > 0 && f.lacks_extents(cut, usize::from(split) + filled)
+}
+
 impl MountedVolume {
     /// Promises the blocks that allocating `first .. end` takes, after making room for them: all or nothing, so that no
     /// file is left half grown. How many.
@@ -93,6 +108,11 @@ impl MountedVolume {
         let mut left = n;
         for (mut at, to) in holes {
             while at < to {
+                // the holes are in more pieces than there are holes
+                if f.lacks_extents(0, 1) {
+                    d.space.unreserve(left);
+                    return Err(Error::TooBig);
+                }
                 let near = at.checked_sub(1).and_then(|b| f.map.get(b)).map(|p| BlockAddr(p.addr.0 + 1));
                 let want = (to - at).min(u64::from(u32::MAX)) as u32;
                 let run = match d.space.alloc(mlog, class, want, near) {
@@ -254,6 +274,11 @@ impl MountedVolume {
         }
         op.write_out_older(c, st)?;
         let allocating = mode != FallocMode::PunchHole;
+        if let Body::File(f) = &st.body
+            && lacks_extents(f, mode, (offset, end))
+        {
+            return Err(Error::TooBig);
+        }
         if zeroing && !self.reserve_cut_pages(c, st, (offset, end), charge)? {
             return Ok(false);
         }
@@ -364,12 +389,24 @@ impl Volume {
             } else {
                 end.min((at / PAGE + blocks) * PAGE)
             };
-            let mut attempt = 0;
-            while !i.falloc_piece(c, mode, (at, to), promised)? {
-                i.make_room(i.dom(c.domain), &mut attempt)?;
+            let (mut attempt, mut written) = (0, false);
+            loop {
+                match i.falloc_piece(c, mode, (at, to), promised) {
+                    Ok(true) => break,
+                    Ok(false) => i.make_room(i.dom(c.domain), &mut attempt)?,
+                    // dirty pages count for more than what they are once they are written
+                    Err(Error::TooBig) if !written => {
+                        written = true;
+                        i.dom(c.domain).flush_cell(c)?;
+                    }
+                    Err(e) => return Err(e),
+                }
             }
             at = to;
         }
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -82,7 +82,7 @@ impl Shift {
             Self::Insert(r) => {
                 let n = r.end - r.start;
                 // also of what lies behind the end of the file
-                if st.size + n * PAGE > SIZE_MAX || f.map.last_end() + n > LBLK_MAX + 1 || f.map.is_full() {
+                if st.size + n * PAGE > SIZE_MAX || f.map.last_end() + n > LBLK_MAX + 1 || f.lacks_extents(0, 1) {
                     return Err(Error::TooBig);
                 }
                 Ok(st.size + n * PAGE)

@@ -79,7 +79,7 @@ fn end_of_overwrite(d: &Domain, st: &State, offset: u64, len: usize) -> Option<u
     let Body::File(f) = &st.body else { return None };
     let end = offset.checked_add(len as u64).filter(|end| *end <= st.size)?;
     let ours = st.durability.dirty_tx() == Some(d.running()) && !st.deleted && st.flags & IMMUTABLE == 0;
-    (ours && f.inline.is_none() && !f.map.is_full()).then_some(end)
+    (ours && f.inline.is_none()).then_some(end)
 }
 
 /// Puts bytes into the pages of a file, new ones with memory from `home`; how many pages are new, and how many were not dirty before.
@@ -219,8 +219,14 @@ impl MountedVolume {
         }
         let inline_max = self.shared.inline_max;
         let Body::File(f) = &mut st.body else { return Err(Error::Invalid("not a regular file")) };
-        if f.map.is_full() {
-            return Err(Error::TooBig);
+        if f.lacks_extents(((end - 1) / PAGE - offset / PAGE + 1) as usize, 0) {
+            if f.pages.dirty_count() == 0 {
+                return Err(Error::TooBig);
+            }
+            // written, they count as what they are
+            drop((charge, st, op));
+            d.flush_cell(c)?;
+            return self.write_in_operation(c, at, data, blocks);
         }
         let stays_inline =
             f.inline.is_some() && end <= inline_max as u64 && f.inline.as_ref().is_some_and(|b| b.len() <= inline_max);

@@ -179,6 +179,9 @@ impl MountedVolume {
         if st.deleted || p.unwritten || (c.kind != FileKind::Dir && d.in_place(&st)) {
             return Ok(false); // blocks with a fixed place stay
         }
+        if matches!(&st.body, Body::File(f) if f.lacks_extents(1, 0)) {
+            return Ok(false); // a block out of the middle of an extent
+        }
         if c.kind == FileKind::Dir {
             op.touch(&c, &mut st)?;
             let first = braidfs_format::dentry::bucket_first(lblk);

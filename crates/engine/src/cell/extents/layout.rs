@@ -4,13 +4,16 @@
 //! their ranges from one layout to the next, so that a change writes only the index nodes that it touches.
 
 use super::steps::visit;
-use super::{ExtentMap, IndexNode};
+use super::{EXTENT_FIXED_BYTES, ExtentMap, IndexNode};
 use crate::error::{Error, Result};
 use braidfs_format::NodeId;
-use braidfs_format::inode::{Content, Extent, LEAF_REFS_MAX, LeafRef, encode_extents, encode_refs};
+use braidfs_format::inode::{Content, Extent, LeafRef, encode_extents, encode_refs};
 use braidfs_format::node::NodeKind;
 use std::collections::BTreeSet;
 
+/// Leaves of a tree that [`ExtentMap::lacks_room`] leaves to what nobody asks it for: the last page of a file that is cut, or
+/// grows.
+const SPARE_LEAVES: usize = 16;
 /// Bytes of an encoded [`LeafRef`].
 const REF_BYTES: usize = 14;
 
@@ -105,11 +108,20 @@ impl ExtentMap {
         Ok(Layout { content: Content::Tree { depth, refs }, write, dropped: std::mem::take(&mut self.dropped) })
     }
 
-    /// Whether the map is close to the most that a tree can hold: a writer should refuse to add extents
-    /// ([`Error::TooBig`]) before a layout must.
-    pub fn is_full(&self) -> bool {
+    /// Whether so many extents more could be more than a tree holds, wherever they come: who adds some refuses it
+    /// ([`Error::TooBig`]) before a layout must, which is in a commit.
+    pub fn lacks_room(&self, extents: usize) -> bool {
         let fanout = usize::from(self.limits.refs);
-        self.leaves.len() + LEAF_REFS_MAX >= fanout * fanout
+        // A leaf may be so full that the first extent splits it. The next time it takes some: each part has a quarter of a small
+        // leaf to spare, at least.
+        let again = (usize::from(self.limits.leaf_split) / 4 / EXTENT_FIXED_BYTES).max(1);
+        let leaves = self.leaves.len();
+        leaves + extents.min(leaves) + extents / again + SPARE_LEAVES > fanout * fanout
+    }
+
+    /// Whether one extent has blocks on both sides of `[from, to)`, so that there are two once that is a hole.
+    pub fn splits(&self, from: u64, to: u64) -> bool {
+        self.floor(from).is_some_and(|e| e.lblk < from && e.end() > to)
     }
 
     fn layout_inline(&mut self) -> Layout {
