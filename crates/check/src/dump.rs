@@ -24,6 +24,7 @@ use braidfs_format::super_block::{DRAINED, SuperBlock};
 use braidfs_format::{BlockAddr, Corrupt, DomainId, InodeNo, NodeId, quota};
 use braidfs_store::Store;
 use braidfs_store::super_io::read_super;
+use std::collections::HashSet;
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -442,17 +443,23 @@ impl Dump {
         match &i.content {
             Content::Extents(e) => Ok(e.clone()),
             Content::Tree { depth, refs } => {
+                // a node that is named again and again would be shown as often
+                let mut seen = HashSet::new();
+                let mut node = |n| match seen.insert(n) {
+                    true => home::node(&self.store, n),
+                    false => Err(Corrupt::new("extent tree", format!("{n} is used twice")).into()),
+                };
                 let mut leaves: Vec<NodeId> = refs.iter().map(|r| r.node).collect();
                 if *depth == 2 {
                     let mut below = Vec::new();
                     for n in leaves {
-                        below.extend(decode_refs(&home::node(&self.store, n)?.payload)?.iter().map(|r| r.node));
+                        below.extend(decode_refs(&node(n)?.payload)?.iter().map(|r| r.node));
                     }
                     leaves = below;
                 }
                 let mut out = Vec::new();
                 for n in leaves {
-                    out.extend(decode_extents(&home::node(&self.store, n)?.payload)?);
+                    out.extend(decode_extents(&node(n)?.payload)?);
                 }
                 Ok(out)
             }

@@ -4,6 +4,7 @@ use super::*;
 use crate::collect::Records;
 use crate::dump;
 use crate::parts::ino::{Dirty, Ino};
+use crate::rules::dir::BUCKETS_TOLD;
 use braidfs::{JournalReplay, MkfsOptions};
 use braidfs_device::{BLOCK_BYTES, SparseDevice};
 use braidfs_format::BlockAddr;
@@ -529,6 +530,35 @@ fn shared_and_misplaced_blocks_are_mended() {
             ino.dirty.extents = true;
         });
     }
+}
+
+/// A few extents, each of which can be, name the same blocks again and again as buckets of a directory; and some lie nowhere.
+#[test]
+fn a_directory_of_more_buckets_than_blocks_is_mended() {
+    let dev = formatted(64, 1, Some(16 << 20));
+    let mut m = model(&dev);
+    let n = add(&mut m, 0, 0o040_755, &[(InodeNo::ROOT, "d")], Content::InlineDir(vec![]));
+    let geometry = m.store.geometry();
+    let group = *m.domains[0].groups.keys().next_back().unwrap();
+    // behind the journal
+    let len = geometry.group_blocks() / 4;
+    let addr = BlockAddr(geometry.group_start(group).0 + 3 * u64::from(len));
+    let extent = |lblk, addr, len| Extent { lblk, addr, len, unwritten: false, sums: None };
+    let ino = m.body(n).unwrap();
+    ino.inode.content = Content::Extents(vec![]);
+    ino.extents = (0..20).map(|k| extent(k * u64::from(len), addr, len)).collect();
+    // behind the volume, as the writer keeps what it writes off their blocks
+    ino.extents.extend((1..4).map(|k| extent(k << 30, BlockAddr(1 << 40), (1 << 24) - 1)));
+    ino.dirty.extents = true;
+    repair::write(&mut m).unwrap();
+    // a block that is named again is a hole there before anybody reads it as a bucket
+    let named = u64::from(len);
+    let r = run(&dev, &FORCE);
+    let of = |code| r.findings.iter().filter(|f| f.code == code).count() as u64;
+    assert_eq!((of(codes::EXTENT_PLACE), of(codes::BUCKET)), (3, BUCKETS_TOLD + 1), "of {named}");
+    assert!(r.findings.iter().any(|f| f.message.starts_with(&format!("{} more", named - BUCKETS_TOLD))));
+    run(&dev, &REPAIR);
+    assert_eq!(run(&dev, &FORCE).findings, vec![]);
 }
 
 /// What the memory of the second pass hangs on.

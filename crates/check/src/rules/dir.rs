@@ -9,6 +9,10 @@ use braidfs_format::name::FileName;
 use braidfs_format::{BLOCK_BYTES, BlockAddr, InodeNo};
 use std::collections::{HashSet, VecDeque};
 
+/// Buckets of a directory that do not hold are told of up to here, each; the rest by their number: extents of a few bytes may
+/// name millions of blocks.
+pub const BUCKETS_TOLD: u64 = 1000;
+
 /// The names among which one may stand twice.
 #[derive(Debug)]
 enum Names {
@@ -25,18 +29,20 @@ pub struct Buckets {
     /// Not read yet: logical block and address.
     todo: Vec<(u64, BlockAddr)>,
     names: Names,
+    /// Buckets that do not hold.
+    bad: u64,
 }
 
 impl Buckets {
     /// Of directory `dir`, for a walk that ends with the first finding. Memory does not grow with the directory.
     pub fn until_bad(dir: InodeNo) -> Self {
-        Self { dir, todo: Vec::new(), names: Names::Near(VecDeque::new()) }
+        Self { dir, todo: Vec::new(), names: Names::Near(VecDeque::new()), bad: 0 }
     }
 
     /// Of directory `dir`, for a walk that goes on after findings: names are then also found twice where they stand at
     /// wrong positions. Memory: all names of the directory.
     pub fn to_the_end(dir: InodeNo) -> Self {
-        Self { dir, todo: Vec::new(), names: Names::All(HashSet::new()) }
+        Self { dir, todo: Vec::new(), names: Names::All(HashSet::new()), bad: 0 }
     }
 
     /// Goes through a directory with this content and these extents: calls [`Visitor::entry`] with all entries.
@@ -91,7 +97,13 @@ impl Buckets {
                 Err(bad) => visitor.bad(bad)?,
             }
         }
-        self.read(rules, visitor, true)
+        self.read(rules, visitor, true)?;
+        match self.bad.checked_sub(BUCKETS_TOLD) {
+            None | Some(0) => Ok(()),
+            Some(more) => {
+                visitor.bad(Bad::new(codes::BUCKET, format!("{more} more of its blocks are no buckets of it")))
+            }
+        }
     }
 
     /// Reads the buckets so far but the last one (whose end the next one tells), or all of them.
@@ -106,7 +118,10 @@ impl Buckets {
             let entries = match decode_bucket(block, self.dir, lblk, rules.volume, addr) {
                 Ok(entries) => entries,
                 Err(e) => {
-                    visitor.bad(Bad::new(codes::BUCKET, format!("bucket {lblk}: {e}")).at(lblk))?;
+                    self.bad += 1;
+                    if self.bad <= BUCKETS_TOLD {
+                        visitor.bad(Bad::new(codes::BUCKET, format!("bucket {lblk}: {e}")).at(lblk))?;
+                    }
                     continue;
                 }
             };

@@ -9,11 +9,13 @@ use crate::lazy::Lazy;
 use crate::types::*;
 use braidfs_format::Corrupt;
 use braidfs_format::dentry::decode_entries;
+use braidfs_format::geometry::Geometry;
 use braidfs_format::inode::{
-    Content, FIXED_BYTES, Inode, LEAF_REFS_MAX, LeafRef, NAME_MAX, decode_extents, decode_links, decode_refs,
+    Content, Extent, FIXED_BYTES, Inode, LEAF_REFS_MAX, LeafRef, NAME_MAX, decode_extents, decode_links, decode_refs,
     decode_xattrs, encode_links, encode_xattrs,
 };
 use braidfs_format::node::{DIR, NodeKind, NodeRecord, OVERFLOW, PAYLOAD_MAX, REMOTE, USED};
+use std::collections::HashSet;
 
 /// Most bytes of encoded links: their overflow nodes must be nameable in the inode record.
 pub const LINK_BYTES_MAX: usize = 440_000;
@@ -254,15 +256,30 @@ fn bad(node: NodeId, why: String) -> Corrupt {
     Corrupt::new("inode", format!("{node}: {why}"))
 }
 
+/// Where blocks of inodes can lie, and how many there can be of one: records that say otherwise are not believed, as memory
+/// grows with what they name.
+#[derive(Debug, Clone, Copy)]
+pub struct Places {
+    pub geometry: Geometry,
+    /// Blocks of the domain.
+    pub blocks: u64,
+}
+
 /// Overflow nodes of an inode, and who reads them.
 struct Overflow<'f> {
     ino: InodeNo,
+    places: Places,
+    /// Those that were read: one that is named again and again does not fill memory.
+    seen: HashSet<NodeId>,
     fetch: &'f mut dyn FnMut(NodeId) -> Result<NodeRecord>,
 }
 
 impl Overflow<'_> {
     /// What lies in one, which is to be of this kind.
     fn payload(&mut self, node: NodeId, kind: NodeKind) -> Result<Vec<u8>> {
+        if !self.seen.insert(node) {
+            return Err(bad(self.ino.node(), format!("names overflow {node} twice")).into());
+        }
         let r = (self.fetch)(node)?;
         if r.owner != self.ino || r.kind != kind {
             let why = format!("overflow {node} belongs to {} as {:?}", r.owner, r.kind);
@@ -296,9 +313,18 @@ impl Overflow<'_> {
         };
         let mut leaves = Vec::with_capacity(leaf_refs.len());
         for r in leaf_refs {
-            leaves.push((r, decode_extents(&self.payload(r.node, NodeKind::ExtentLeaf)?)?));
+            let extents = decode_extents(&self.payload(r.node, NodeKind::ExtentLeaf)?)?;
+            leaves.push((r, self.placed(extents)?));
         }
         Ok(ExtentMap::from_leaves(leaves, index)?)
+    }
+
+    /// Extents that lie where they can.
+    fn placed(&self, extents: Vec<Extent>) -> Result<Vec<Extent>> {
+        match extents.iter().find(|e| !self.places.geometry.holds_data(e.addr, u64::from(e.len))) {
+            Some(e) => Err(bad(self.ino.node(), format!("has blocks at {}, where no data can be", e.addr)).into()),
+            None => Ok(extents),
+        }
     }
 
     /// What an inode of this kind and size holds.
@@ -325,7 +351,7 @@ impl Overflow<'_> {
                 }
                 f.inline = Some(b);
             }
-            Content::Extents(e) => f.map = Lazy::of(ExtentMap::from_inline(e)),
+            Content::Extents(e) => f.map = Lazy::of(ExtentMap::from_inline(self.placed(e)?)),
             Content::Tree { depth, refs } => f.map = Lazy::of(self.tree(depth, refs)?),
             Content::InlineDir(_) => return Err(self.wrong(kind, "directory")),
         }
@@ -338,10 +364,15 @@ impl Overflow<'_> {
             Content::InlineDir(b) => {
                 return Ok(DirBody::new(DirIndex::from_inline(decode_entries(&b)?), ExtentMap::new()));
             }
-            Content::Extents(e) => ExtentMap::from_inline(e),
+            Content::Extents(e) => ExtentMap::from_inline(self.placed(e)?),
             Content::Tree { depth, refs } => self.tree(depth, refs)?,
             Content::Inline(_) => return Err(self.wrong(FileKind::Dir, "file")),
         };
+        // each takes memory, and several extents may name the same blocks
+        if map.blocks() > self.places.blocks {
+            let why = format!("{} buckets in a domain of {} blocks", map.blocks(), self.places.blocks);
+            return Err(bad(self.ino.node(), why).into());
+        }
         Ok(DirBody::new(bucket_index(&map), map))
     }
 
@@ -357,12 +388,13 @@ impl Overflow<'_> {
 pub fn decode_cell(
     rec: &NodeRecord,
     domain: DomainId,
+    places: Places,
     fetch: &mut dyn FnMut(NodeId) -> Result<NodeRecord>,
 ) -> Result<Cell> {
     if rec.kind != NodeKind::Inode {
         return Err(bad(rec.node, format!("is a {:?} record", rec.kind)).into());
     }
-    cell_of(rec, Inode::decode(&rec.payload)?, domain, fetch)
+    cell_of(rec, Inode::decode(&rec.payload)?, domain, places, fetch)
 }
 
 /// As [`decode_cell`], of the inode that the payload of `rec` is.
@@ -370,11 +402,12 @@ pub fn cell_of(
     rec: &NodeRecord,
     i: Inode,
     domain: DomainId,
+    places: Places,
     fetch: &mut dyn FnMut(NodeId) -> Result<NodeRecord>,
 ) -> Result<Cell> {
     let ino = rec.node.inode();
     let kind = FileKind::from_mode(i.mode).ok_or_else(|| bad(rec.node, format!("mode {:o}", i.mode)))?;
-    let mut overflow = Overflow { ino, fetch };
+    let mut overflow = Overflow { ino, places, seen: HashSet::new(), fetch };
     let links = match overflow.payloads(&i.link_nodes, NodeKind::Links)? {
         Some(b) => decode_links(&b)?,
         None => i.links,
@@ -418,3 +451,6 @@ fn bucket_index(m: &ExtentMap) -> DirIndex {
     // neighbouring buckets may have merged into one extent
     DirIndex::from_buckets(m.iter().flat_map(|e| e.lblk..e.end()), 0)
 }
+
+#[cfg(test)]
+mod tests;

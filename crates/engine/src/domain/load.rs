@@ -2,7 +2,7 @@
 
 use super::Domain;
 use crate::cell::pages::Page;
-use crate::cell::record::decode_cell;
+use crate::cell::record::{Places, decode_cell};
 use crate::cell::{Body, Cell, FileBody, State, dir::DirIndex, extents::ExtentMap};
 use crate::error::{Error, Result};
 use crate::types::*;
@@ -78,15 +78,15 @@ impl Domain {
             }
             self.nodes.load(n, &e)
         };
-        let cell = decode_cell(&self.nodes.load(ino.node(), entry)?, self.id, &mut fetch)?;
+        let cell = decode_cell(&self.nodes.load(ino.node(), entry)?, self.id, self.places(), &mut fetch)?;
         debug_assert!(cell.ino == ino && cell.generation == entry.generation, "{} read for {ino}", cell.ino);
-        if let Body::File(f) = &cell.state.read().body
-            && let Some(e) = f.map.iter().find(|e| !self.store.geometry().holds_data(e.addr, u64::from(e.len)))
-        {
-            return Err(Corrupt::new("inode", format!("{ino} has blocks at {}, where no data can be", e.addr)).into());
-        }
         self.note_if_in_pieces(&cell);
         Ok(cell)
+    }
+
+    /// What records of its inodes can name.
+    pub(super) fn places(&self) -> Places {
+        Places { geometry: self.store.geometry(), blocks: self.space.blocks_in_all() }
     }
 
     fn note_if_in_pieces(&self, cell: &Cell) {

@@ -91,7 +91,7 @@ impl Domain {
         for r in by_node.values() {
             self.new_generations.lock().insert(r.node, r.generation);
         }
-        cell_of(&record, inode, self.id, &mut |n| match by_node.remove(&n) {
+        cell_of(&record, inode, self.id, self.places(), &mut |n| match by_node.remove(&n) {
             Some(r) => Ok(r),
             None => self.nodes.load(n, &self.nodes.get(n)?),
         })

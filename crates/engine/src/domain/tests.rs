@@ -1,14 +1,16 @@
 //! One domain alone: what it asks of its siblings, which are a double here, and when. No volume is mounted.
 
 use super::peers::Peers;
+use super::recovered::Forward;
 use super::sync::Prepared;
 use super::work::Work;
 use super::*;
 use crate::volume::groups::Bat;
 use crate::volume::mount::open_domain;
 use braidfs_device::{Device, MemDevice};
-use braidfs_format::inode::{Link, Tombstone};
+use braidfs_format::inode::{Content, Extent, Inode, Link, Tombstone};
 use braidfs_format::journal::Record;
+use braidfs_format::node::{DIR, NodeBlockBuilder, NodeRecord, USED};
 use braidfs_store::super_io::read_super;
 use std::sync::Weak;
 
@@ -275,4 +277,44 @@ fn a_helper_that_panics_fails_the_commit() {
     std::thread::scope(|s| s.spawn(panics).join().unwrap_err());
     assert!(work.end().is_err());
     assert_eq!(d.help(&work), 0, "nobody goes on with it");
+}
+
+/// A directory that a device or a hostile image has with more buckets than memory: 16 bytes tell of 16 million.
+#[test]
+fn a_directory_of_impossible_buckets_is_not_loaded() {
+    let (d, _) = alone();
+    let cell = make(&d, |_| ());
+    d.commit().unwrap();
+    let entry = d.nodes.get(cell.ino.node()).unwrap();
+    let record = d.nodes.load(cell.ino.node(), &entry).unwrap();
+    let file = Inode::decode(&record.payload).unwrap();
+    let data = d.space.groups()[0];
+    let addr = BlockAddr(d.store.geometry().group_start(data).0 + u64::from(d.store.geometry().meta_blocks()));
+    let extent = Extent { lblk: 0, addr, len: (1 << 24) - 1, unwritten: false, sums: None };
+    let hostile = |mode, extent| Inode { mode, content: Content::Extents(vec![extent]), ..file.clone() };
+
+    // as a commit has it
+    let of_dir = NodeRecord {
+        payload: hostile(0o040_755, extent.clone()).encode(),
+        flags: record.flags | DIR,
+        ..record.clone()
+    };
+    let mut block = NodeBlockBuilder::default();
+    while block.push_record(&of_dir).unwrap() != entry.index {}
+    let block = block.finish(d.id.0, d.store.volume, entry.addr, entry.written.into());
+    d.store.write(entry.addr, &block).unwrap();
+    d.nodes.invalidate(entry.addr);
+    d.cells.remove(&cell);
+    drop(cell);
+    let e = d.find(record.node.inode()).unwrap_err();
+    assert!(matches!(e, Error::Corrupt(_)), "{e}");
+
+    // as an fsync has it, of one that is new
+    let (node, generation) = d.nodes.alloc(None).unwrap().unwrap();
+    for (mode, flags) in [(0o040_755, USED | DIR), (0o100_644, USED)] {
+        let record = NodeRecord { node, generation, owner: node.inode(), flags, payload: Vec::new(), ..record.clone() };
+        let forward = Forward { record, inode: hostile(mode, extent.clone()), overflow: Vec::new() };
+        let e = d.roll_forward(&d.enter().unwrap(), vec![forward]).unwrap_err();
+        assert!(matches!(e, Error::Corrupt(_)), "{e}");
+    }
 }

@@ -317,6 +317,11 @@ impl Space {
         }
     }
 
+    /// Blocks that are not metadata or journal, used and unused. Takes no lock.
+    pub(crate) fn blocks_in_all(&self) -> u64 {
+        self.total.load(Relaxed)
+    }
+
     /// Blocks in use or promised.
     pub(crate) fn used(&self) -> u64 {
         let s = self.stats();
