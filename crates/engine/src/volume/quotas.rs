@@ -4,6 +4,8 @@
 //! a mount, and when a volume gets its first limit ([`crate::quota`]).
 
 mod look;
+#[cfg(test)]
+mod tests;
 
 use super::tenants::GRACE;
 use super::{MountedVolume, Volume};
@@ -314,15 +316,19 @@ impl Volume {
     /// have limits of their own stay as they are.
     fn assign(&self, root: &Arc<Cell>, project: u32, only: Option<u32>) -> Result<()> {
         let i = self.mounted();
-        let others: HashSet<u64> =
-            i.quotas.lock().values().map(|e| e.root.get()).filter(|n| *n > 0 && *n != root.ino.0).collect();
+        // with generations: a limited directory that was removed has its entry as long as something counts for it, and its
+        // number may be that of a directory without limits by now
+        let others: HashSet<(u64, u32)> = (i.quotas.lock().values())
+            .map(|e| (e.root.get(), e.root_generation.get()))
+            .filter(|(n, _)| *n > 0 && *n != root.ino.0)
+            .collect();
         i.set_project(root, project, only)?;
         let mut dirs = vec![root.ino];
         while let Some(dir) = dirs.pop() {
             let mut found = Vec::new();
             // what is made there from now on counts already
             let listed = self.readdir(dir, 0, &mut |e| {
-                if e.name != b"." && e.name != b".." && !others.contains(&e.ino.0) {
+                if e.name != b"." && e.name != b".." {
                     found.push((e.ino, e.kind));
                 }
                 true
@@ -334,6 +340,9 @@ impl Volume {
             }
             for (ino, kind) in found {
                 let Some(c) = i.find(ino)? else { continue };
+                if others.contains(&(ino.0, c.generation)) {
+                    continue;
+                }
                 i.set_project(&c, project, only)?;
                 if kind == FileKind::Dir {
                     dirs.push(ino);

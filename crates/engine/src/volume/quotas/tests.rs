@@ -1,0 +1,46 @@
+//! Limits of directories whose numbers were used before.
+
+use crate::{Cred, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, QuotaLimits, RenameMode, Volume, mkfs};
+use braidfs_device::{Device, MemDevice};
+use std::sync::Arc;
+
+const ROOT: InodeNo = InodeNo::ROOT;
+
+fn volume(domains: u16) -> Volume {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 8));
+    let how = MkfsOptions { domains: Some(domains), ..MkfsOptions::default() };
+    mkfs::format(std::slice::from_ref(&device), &how).unwrap();
+    Volume::mount(vec![device], MountOptions { background: false, ..MountOptions::default() }).unwrap()
+}
+
+fn create(v: &Volume, dir: InodeNo, name: &str, kind: FileKind) -> InodeNo {
+    let new = NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" };
+    v.create(dir, name.as_bytes(), &new, &Cred::root()).unwrap().ino
+}
+
+fn much(l: &mut QuotaLimits) {
+    l.inodes = Some(1 << 20);
+}
+
+/// A limited directory goes, and something that still counts for it keeps its entry: who gets its number is no directory with
+/// limits.
+#[test]
+fn a_directory_with_the_number_of_a_limited_one_counts() {
+    let v = volume(1);
+    let (a, b) = (create(&v, ROOT, "a", FileKind::Dir), create(&v, ROOT, "b", FileKind::Dir));
+    create(&v, a, "f", FileKind::File);
+    let of_a = v.quota_directory(a, much).unwrap().owner;
+    v.rename(a, b"f", ROOT, b"f", RenameMode::Replace).unwrap();
+    v.rmdir(ROOT, b"a").unwrap();
+    v.sync().unwrap();
+    // the number of a directory is free at a checkpoint
+    v.mounted().checkpoint_all().unwrap();
+    let named = (0..100_000).map(|n| create(&v, b, &format!("c{n}"), FileKind::Dir)).position(|c| c == a);
+    let c = named.expect("the number was not given out again") as u64;
+    create(&v, a, "below", FileKind::File);
+    assert_eq!(v.quota(of_a).unwrap().inodes, 1, "its entry is gone, and this test sees nothing");
+    let of_b = v.quota_directory(b, much).unwrap().owner;
+    assert_eq!(v.quota(of_b).unwrap().inodes, 1 + c + 1 + 1, "itself, the directories in it, and the file below one");
+    assert_eq!(v.quota_drift().unwrap(), []);
+    v.unmount().unwrap();
+}
