@@ -64,7 +64,7 @@ impl MountedVolume {
         if need > self.room(d, need) {
             // what others have freed counts when that is durable
             self.reap_for_room();
-            self.settle_all()?;
+            self.settle_all();
             let want = need.saturating_sub(d.space.margin());
             if want > self.room_by_relocation(d, want)? {
                 return Err(Error::NoSpace);

@@ -176,15 +176,19 @@ impl MountedVolume {
         kept.take_all().for_each(|(d, e)| self.dom(d).space.end_emptying(e));
     }
 
-    /// What was removed is gone then, also what waited for a commit; and its numbers.
+    /// What was removed is gone then, also what waited for a commit; and its numbers. Of domains that work: one that has failed
+    /// keeps all its groups, and those of others are given up as ever, by a commit and a checkpoint of their own domain.
+    ///
+    /// # Errors
+    /// Of a domain that works all the same.
     pub(super) fn forget_removed(&self) -> Result<()> {
-        self.commit_everything()?;
+        self.settle_everything()?;
         self.reap_for_room();
-        self.commit_everything()?;
-        self.settle_all()?;
+        self.settle_everything()?;
         // numbers of removed directories are taken until a checkpoint
         for d in self.domains.iter().filter(|d| d.failed().is_none() && d.quarantined_numbers() > 0) {
-            d.checkpoint()?;
+            // an error fails that domain, which says so itself
+            let _ = d.checkpoint();
         }
         Ok(())
     }

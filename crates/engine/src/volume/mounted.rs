@@ -179,7 +179,15 @@ impl MountedVolume {
     /// # Errors
     /// The first one; the other domains are committed all the same.
     pub fn commit_all(&self) -> Result<()> {
-        let running = || self.domains.iter().map(|d| (d.id, d.running())).collect::<Frontier>();
+        self.commit_those(|_| true)
+    }
+
+    /// [`Self::commit_all`], of some domains.
+    fn commit_those(&self, those: impl Fn(&Domain) -> bool) -> Result<()> {
+        let running = || {
+            let some = self.domains.iter().filter(|d| those(d));
+            some.map(|d| (d.id, d.running())).collect::<Frontier>()
+        };
         let mut all = running();
         loop {
             all.iter().for_each(|(d, t)| self.dom(d).want(t));
@@ -227,14 +235,32 @@ impl MountedVolume {
     /// [`Self::commit_all`], of domains without a journal, too: what was freed can be used again then, and what was made stands
     /// in the tables.
     ///
-    /// # Errors
-    /// As [`Self::commit_all`].
-    pub fn settle_all(&self) -> Result<()> {
-        let mut r = Ok(());
-        for d in self.domains.iter().filter(|d| !d.keeps_journal() && d.failed().is_none()) {
-            r = r.and(d.commit());
+    /// Of the domains that work: one that has failed, before or by this, is left out, and its error is not the caller's, who
+    /// gets it where the domain is its own. So this is for whoever looks for room, or at the tables, and no promise. What a
+    /// failed domain has freed stays its own: its tables do not say that it is free, and it gives no group back. Where it
+    /// matters that nothing comes back by a crash of what a failed domain has let go of, [`Self::commit_all`] is asked.
+    pub fn settle_all(&self) {
+        let works = |d: &Domain| d.failed().is_none();
+        for d in self.domains.iter().filter(|d| !d.keeps_journal() && works(d)) {
+            // an error of a commit fails its domain, which says so itself; here and below
+            let _ = d.commit();
         }
-        r.and(self.commit_all())
+        let _ = self.commit_those(works);
+    }
+
+    /// [`Self::settle_all`], with the data that commits leave alone (`data=writeback`).
+    ///
+    /// # Errors
+    /// Of a domain that works all the same.
+    pub(super) fn settle_everything(&self) -> Result<()> {
+        for d in &self.domains {
+            let written = d.flush_all();
+            if d.failed().is_none() {
+                written?;
+            }
+        }
+        self.settle_all();
+        Ok(())
     }
 
     /// [`Self::commit_all`], with the data that commits leave alone (`data=writeback`).
@@ -271,3 +297,6 @@ impl MountedVolume {
         d.committed_tx() < t && d.failed().is_none() && d.keeps_journal()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,6 +9,7 @@ mod tests;
 
 use super::tenants::GRACE;
 use super::{MountedVolume, Volume};
+use crate::braid::frontier::Frontier;
 use crate::cell::Cell;
 use crate::cell::record::XATTR_BYTES_MAX;
 use crate::domain::Domain;
@@ -164,7 +165,7 @@ impl Volume {
     pub fn quota_change(&self, owner: QuotaOwner, change: impl FnOnce(&mut QuotaLimits)) -> Result<Quota> {
         let i = self.mounted();
         let _one = i.tenants.lock();
-        let mut all = i.quotas_of_those_there()?;
+        let mut all = i.quotas_of_those_there();
         let mut entry = match (all.get(&owner), owner) {
             (Some(e), _) => *e,
             (None, QuotaOwner::User(0)) => return Err(Error::Invalid("limits of users do not apply to root")),
@@ -218,7 +219,7 @@ impl Volume {
         }
         // numbers of inodes that lost their directory are not used again while there are such inodes
         i.count_for_quotas()?;
-        let mut all = i.quotas_of_those_there()?;
+        let mut all = i.quotas_of_those_there();
         let used = |n: &u32| {
             let owner = QuotaOwner::Project(*n);
             all.contains_key(&owner) || i.shared.quotas.used(owner).inodes > 0
@@ -236,7 +237,8 @@ impl Volume {
         };
         set(&mut entry, &limits);
         all.insert(QuotaOwner::Project(n), entry);
-        // a crash brings back no inode of who had the number before
+        // A crash brings back no inode of who had the number before. Nobody knows which ones a failed domain would bring back:
+        // while there is one, no directory gets a number.
         i.commit_all()?;
         i.keep_quotas(all)?;
         Ok(QuotaOwner::Project(n))
@@ -323,7 +325,9 @@ impl Volume {
             .filter(|(n, _)| *n > 0 && *n != root.ino.0)
             .collect();
         i.set_project(root, project, only)?;
-        let mut dirs = vec![root.ino];
+        let (mut dirs, mut looked_at) = (vec![root.ino], Frontier::EMPTY);
+        let mut note = |d: DomainId| looked_at.raise(d, i.dom(d).running());
+        note(root.domain);
         while let Some(dir) = dirs.pop() {
             let mut found = Vec::new();
             // what is made there from now on counts already
@@ -344,13 +348,17 @@ impl Volume {
                     continue;
                 }
                 i.set_project(&c, project, only)?;
+                note(c.domain);
                 if kind == FileKind::Dir {
                     dirs.push(ino);
                 }
             }
             i.maybe_evict(i.dom(root.domain));
         }
-        i.commit_all()
+        // what was made or removed there meanwhile
+        i.settle_all();
+        // of a domain in which nothing lies there it does not matter whether it has failed
+        i.commit_some(&looked_at)
     }
 }
 
@@ -361,11 +369,11 @@ impl MountedVolume {
 
     /// The limits, but for those of directories that were removed and for which nothing counts any more: their room and their
     /// numbers are others'. Under the lock of tenants.
-    fn quotas_of_those_there(&self) -> Result<Limits> {
+    fn quotas_of_those_there(&self) -> Limits {
         let mut all = self.quotas.lock().clone();
         let quotas = &self.shared.quotas;
         if !quotas.is_on() || quotas.is_counting() {
-            return Ok(all);
+            return all;
         }
         let is_gone = |owner: &QuotaOwner, e: &QuotaEntry| {
             e.kind == quota::PROJECT
@@ -377,13 +385,17 @@ impl MountedVolume {
                     Err(_) => false,
                 }
         };
-        let before = all.len();
-        all.retain(|owner, e| !is_gone(owner, e));
-        if all.len() < before {
-            // a crash does not bring the directories back without their limits
-            self.commit_all()?;
+        let gone: HashSet<QuotaOwner> = all.iter().filter(|(o, e)| is_gone(o, e)).map(|(o, _)| *o).collect();
+        if !gone.is_empty() {
+            // A crash does not bring the directories back without their limits: nor does one of a domain that has failed, as
+            // those keep them. (Of files that it brings back in other directories the number means nothing, as it is nobody's
+            // until no domain has failed any more: `new_project`.)
+            self.settle_all();
+            let may_return =
+                |e: &QuotaEntry| self.domain_of(InodeNo(e.root.get())).is_some_and(|d| d.failed().is_some());
+            all.retain(|owner, e| !gone.contains(owner) || may_return(e));
         }
-        Ok(all)
+        all
     }
 
     /// Has an inode count for a project.
@@ -513,7 +525,8 @@ impl MountedVolume {
         quotas.begin();
         // who did not see that has ended; what they made is known to the node tables
         self.domains.iter().for_each(|d| d.wait_for_operations());
-        self.settle_all()?;
+        // (what one that has failed never committed is not counted, and does not change any more)
+        self.settle_all();
         self.count_inodes_for_quotas()
     }
 

@@ -27,6 +27,7 @@ impl MountedVolume {
     pub(super) fn become_scratch(&self, d: &Arc<Domain>, to: &mut Binding) -> Result<()> {
         let root = self.cell(to.root.ino)?;
         // before anything is written
+        self.check_journals()?;
         self.check_empty(d, &root)?;
         self.tell_scratch()?;
         d.close_border(true);
@@ -49,6 +50,7 @@ impl MountedVolume {
             // its name, too, is durable then: the record says where it hangs
             self.forget_removed()?;
             self.checkpoint_all()?;
+            self.check_journals()?;
             self.check_empty(d, root)?;
             let mut st = root.state.write();
             // nothing was made in it since, as whoever makes something changes its times
@@ -58,6 +60,13 @@ impl MountedVolume {
             }
         }
         Err(Error::Busy("the directory of the tenant changes all the time".into()))
+    }
+
+    /// # Errors
+    /// [`Error::DomainFailed`] where a domain has failed: the next mount replays its journal, which may speak of what was in
+    /// the tenant, and no commit or checkpoint changes that until then.
+    fn check_journals(&self) -> Result<()> {
+        self.domains.iter().try_for_each(|d| d.check_failed())
     }
 
     fn check_empty(&self, d: &Domain, root: &Cell) -> Result<()> {
