@@ -98,7 +98,7 @@ pub struct FileBody {
 const MANY_EXTENTS: usize = 16;
 const SHORT_EXTENT: u64 = 32;
 /// Bytes of extents in a record at most, about: more lie in records of their own, and the record names these.
-const RECORD_EXTENTS_MAX: usize = 3600;
+const RECORD_EXTENTS_MAX: usize = 3500;
 
 impl FileBody {
     /// Whether its map could come to have more extents than it holds ([`ExtentMap::lacks_room`]), were so many pages more
