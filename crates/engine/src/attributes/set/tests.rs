@@ -181,7 +181,7 @@ fn a_file_that_grows_loses_nothing_behind_its_end() {
         let Body::File(b) = &mut st.body else { panic!("a file") };
         b.inline = None;
         for n in 0..many {
-            let (lblk, addr) = (10 + 2 * n, crate::BlockAddr(1 << 30 | 2 * n));
+            let (lblk, addr) = (10 + 2 * n, crate::BlockAddr((1 << 30) + 2 * n));
             let e = braidfs_format::inode::Extent { lblk, addr, len: 1, unwritten: true, sums: None };
             b.map.insert(e, &mut crate::cell::extents::Runs::new());
         }
