@@ -117,6 +117,15 @@ fn request(opcode: u32, node: WireId, args: &[u8]) -> Vec<u8> {
     [head.as_bytes(), args].concat()
 }
 
+/// The same, asked by this thread, whose user the request does not tell.
+fn request_of_ours(opcode: u32, node: WireId, args: &[u8]) -> Vec<u8> {
+    let mut frame = request(opcode, node, args);
+    let (mut head, _) = abi::InHeader::read_from_prefix(&frame).unwrap();
+    (head.uid, head.pid) = (u32::MAX, rustix::thread::gettid().as_raw_nonzero().get() as u32);
+    frame[..size_of::<abi::InHeader>()].copy_from_slice(head.as_bytes());
+    frame
+}
+
 fn entry(bytes: &[u8]) -> abi::EntryOut {
     abi::EntryOut::read_from_prefix(bytes).unwrap().0
 }
@@ -443,7 +452,7 @@ fn trimming_is_answered_by_a_thread_of_its_own() {
     let s = Served::new();
     let ioctl = abi::IoctlIn { cmd: 0xc018_5879, in_size: 24, out_size: 24, ..abi::IoctlIn::new_zeroed() };
     let range = [0u64, u64::MAX, 0];
-    let frame = request(op::IOCTL, ROOT, &[ioctl.as_bytes(), range.as_bytes()].concat());
+    let frame = request_of_ours(op::IOCTL, ROOT, &[ioctl.as_bytes(), range.as_bytes()].concat());
     let fh = s.open(op::OPENDIR, ROOT).unwrap();
     let mut frame_of_root = frame;
     frame_of_root[40..48].copy_from_slice(&fh.to_ne_bytes());
@@ -464,7 +473,7 @@ fn another_size_is_answered_by_a_thread_of_its_own() {
     let ioctl = abi::IoctlIn { cmd: RESIZE, in_size: bytes, out_size: bytes, ..abi::IoctlIn::new_zeroed() };
     let arg = ResizeArg { to: ResizeTo::Device as u32, ..ResizeArg::new_zeroed() };
     let fh = s.open(op::OPENDIR, ROOT).unwrap();
-    let mut frame = request(op::IOCTL, ROOT, &[ioctl.as_bytes(), arg.as_bytes()].concat());
+    let mut frame = request_of_ours(op::IOCTL, ROOT, &[ioctl.as_bytes(), arg.as_bytes()].concat());
     frame[40..48].copy_from_slice(&fh.to_ne_bytes());
     let cx = Context::new(&s.channel, 1, None);
     let asked = s.fs.handle(&Request::parse(&frame).unwrap(), &mut Answer::new(0), &cx);
@@ -483,9 +492,9 @@ impl Served {
         use crate::control::{SAMPLE, SamplePart};
         let mut ioctl = abi::IoctlIn { cmd: SAMPLE, in_size: arg.len() as u32, ..abi::IoctlIn::new_zeroed() };
         (ioctl.fh, ioctl.out_size) = (self.open(op::OPENDIR, ROOT).unwrap(), size_of::<SamplePart>() as u32);
-        let mut frame = request(op::IOCTL, ROOT, &[ioctl.as_bytes(), arg].concat());
-        let mut head = abi::InHeader::read_from_bytes(&frame[..size_of::<abi::InHeader>()]).unwrap();
-        (head.uid, head.pid) = (uid, rustix::thread::gettid().as_raw_nonzero().get() as u32);
+        let mut frame = request_of_ours(op::IOCTL, ROOT, &[ioctl.as_bytes(), arg].concat());
+        let (mut head, _) = abi::InHeader::read_from_prefix(&frame).unwrap();
+        head.uid = uid;
         frame[..size_of::<abi::InHeader>()].copy_from_slice(head.as_bytes());
         let mut out = Answer::new(16384);
         let cx = Context::new(&self.channel, 1, None);

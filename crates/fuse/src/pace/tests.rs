@@ -168,7 +168,7 @@ fn a_tenant_in_debt_waits_and_its_neighbours_do_not() {
     };
     let wait = [
         s.read(1, s.file, 4096),
-        s.ask(2, op::WRITE, s.file, &[&write(abi::WRITE_LOCKOWNER)]),
+        s.ask(2, op::WRITE, s.file, &[&write(0)]),
         s.mknod(3, s.dir, "new"),
         s.ask(4, op::FSYNC, s.file, &[sync.as_bytes()]),
         s.ask(5, op::SETATTR, s.file, &[mode.as_bytes()]),
