@@ -28,8 +28,8 @@ impl MountedVolume {
         // the new blocks come out of what is left
         let s = d.space.stats();
         let mut budget = s.free.saturating_sub(s.reserved) as usize / 4 * 4096;
-        let (mut emptied, mut bytes_all) = (0, 0);
-        'all: for (_, addr) in sparse {
+        let (mut chosen, mut bytes_all) = (Vec::new(), 0);
+        for (_, addr) in sparse {
             let (records, bytes) = self.live_records(d, addr)?;
             if bytes > 2048 {
                 continue;
@@ -39,28 +39,33 @@ impl MountedVolume {
             }
             budget -= bytes;
             bytes_all += bytes;
-            emptied += 1;
-            for (c, node) in records {
-                let e = d.enter()?;
-                let mut st = c.state.write();
-                if st.deleted {
-                    continue;
-                }
-                // what is in records of their own is written again, too
-                let fresh = st.durability.dirty_tx() != Some(e.tx().id);
-                let inode = if fresh { packed::weight(st.record_bytes()) } else { 0 };
-                if inode > packed::BLOCK {
-                    continue; // it takes more than it gives
-                }
-                let blocks = e.tx().pack(inode + if node == c.ino.node() { 0 } else { packed::BLOCK });
-                if d.space.reserve_for_commit(blocks).is_err() {
-                    break 'all;
-                }
-                e.tx().add_credits(blocks);
-                d.touch(e.tx(), &c, &mut st)?;
-                mark_node(&c, &mut st, node);
-            }
+            chosen.push(records);
         }
-        Ok((emptied as u64).saturating_sub(bytes_all.div_ceil(2800) as u64))
+        let emptied = (chosen.len() as u64).saturating_sub(bytes_all.div_ceil(2800) as u64);
+        if emptied == 0 {
+            // nothing is changed then: what a change needs would be taken until the next commit
+            return Ok(0);
+        }
+        for (c, node) in chosen.into_iter().flatten() {
+            let e = d.enter()?;
+            let mut st = c.state.write();
+            if st.deleted {
+                continue;
+            }
+            // what is in records of their own is written again, too
+            let fresh = st.durability.dirty_tx() != Some(e.tx().id);
+            let inode = if fresh { packed::weight(st.record_bytes()) } else { 0 };
+            if inode > packed::BLOCK {
+                continue; // it takes more than it gives
+            }
+            let blocks = e.tx().pack(inode + if node == c.ino.node() { 0 } else { packed::BLOCK });
+            if d.space.reserve_for_commit(blocks).is_err() {
+                break;
+            }
+            e.tx().add_credits(blocks);
+            d.touch(e.tx(), &c, &mut st)?;
+            mark_node(&c, &mut st, node);
+        }
+        Ok(emptied)
     }
 }
