@@ -199,8 +199,8 @@ impl Fence {
         (lease / 32).min(IN_FLIGHT / 4)
     }
 
-    /// To be called again and again ([`Self::winding`]) by a thread of the holder: sets the kernel's timer. Where it is not called the process is
-    /// stopped, or hangs as a whole.
+    /// To be called again and again ([`Self::winding`]) by a thread of the holder: sets the kernel's timer. Where it is not
+    /// called the process is stopped, or hangs as a whole.
     pub fn wind_up(&self) {
         let Some(watchdog) = self.watchdog.get() else { return };
         let deadline = self.deadline();

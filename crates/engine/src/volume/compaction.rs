@@ -41,7 +41,7 @@ impl MountedVolume {
             bytes_all += bytes;
             chosen.push(records);
         }
-        let emptied = (chosen.len() as u64).saturating_sub(bytes_all.div_ceil(2800) as u64);
+        let emptied = (chosen.len() as u64).saturating_sub((bytes_all as u64).div_ceil(packed::BLOCK));
         if emptied == 0 {
             // nothing is changed then: what a change needs would be taken until the next commit
             return Ok(0);

@@ -84,12 +84,16 @@ impl BraidFs {
         if only_times(arg.valid) {
             self.accept_times(&arg, node, &mut set)?;
         }
-        let new_owner = set.uid.is_some() || set.gid.is_some();
-        if new_owner {
+        let strips = if set.uid.is_some() || set.gid.is_some() {
+            let attr = self.vol.getattr(node).map_err(errno)?;
             // A new owner never inherits privileges, whoever gives the file away.
-            set.kill_suid |= self.vol.getattr(node).map_err(errno)?.kind() != FileKind::Dir;
-        }
-        if (arg.valid & fattr::KILL_SUIDGID != 0 && !new_owner) || (new_owner && requester::uid(req) != Some(0)) {
+            set.kill_suid |= attr.kind() != FileKind::Dir;
+            // who asks is looked up only where it matters: root gives away each file that it unpacks
+            is_marked(&attr) && requester::uid(req) != Some(0)
+        } else {
+            arg.valid & fattr::KILL_SUIDGID != 0
+        };
+        if strips {
             set = self.stripping(req, node, set)?.unwrap_or(set);
         }
         let refuses = IMMUTABLE | APPEND;
@@ -176,8 +180,7 @@ impl BraidFs {
         mut set: SetAttr,
     ) -> Result<Option<SetAttr>, Errno> {
         let attr = self.vol.getattr(node).map_err(errno)?;
-        let marked = attr.mode & 0o2010 == 0o2000 && attr.kind() == FileKind::File;
-        if marked && attr.flags & APPEND == 0 && set.mode.is_none() && !requester::in_group(req, attr.gid) {
+        if is_marked(&attr) && attr.flags & APPEND == 0 && set.mode.is_none() && !requester::in_group(req, attr.gid) {
             set.mode = Some(attr.mode & 0o5777);
             return Ok(Some(set));
         }
@@ -217,6 +220,11 @@ impl BraidFs {
         }
         Ok(attr.flags & APPEND != 0)
     }
+}
+
+/// Whether it is a file with setgid and without group execute, which is no privilege but for its group.
+fn is_marked(attr: &Attr) -> bool {
+    attr.mode & 0o2010 == 0o2000 && attr.kind() == FileKind::File
 }
 
 /// Whether a SETATTR changes nothing else.

@@ -98,9 +98,11 @@ impl BraidFs {
         }
         // The offset is the kernel's also for O_APPEND: with the writeback cache it knows the size.
         let size = if arg.write_flags & abi::WRITE_CACHE != 0 {
-            let before = self.vol.getattr(opened.ino()).map_err(errno)?.sectors;
+            // what has been written is not refused for want of a number
+            let sectors = || self.vol.getattr(opened.ino()).map_or(0, |a| a.sectors);
+            let before = sectors();
             let size = self.write_whole(opened.file(), arg.offset, data)?;
-            if has_grown(before, self.vol.getattr(opened.ino()).map_err(errno)?.sectors) {
+            if has_grown(before, sectors()) {
                 cx.channel.invalidate(opened.id(), false);
             }
             size
