@@ -1,6 +1,5 @@
 //! Looking at both copies of a shadow pair, and mending a damaged one.
 
-use crate::error::Result;
 use braidfs_device::BLOCK_BYTES;
 use braidfs_format::block::{BlockKind, open, other_copy_lost, seal};
 
@@ -71,23 +70,12 @@ pub fn mended(pair: &[u8], kind: BlockKind, volume: u32, addr: u64, copy: usize)
     Some(b)
 }
 
-/// Writes both copies of a pair, the one that does not count first, so that a crash between leaves one that holds.
-/// `state` is what the pair is now; `encode` makes the block of a copy with a `seq`; `floor` is the lowest `seq`.
-///
-/// # Errors
-/// Of `write` or `flush`.
-pub fn write_both(
-    state: &PairState,
-    floor: u64,
-    encode: &dyn Fn(usize, u64) -> Vec<u8>,
-    write: &dyn Fn(usize, &[u8]) -> Result<()>,
-) -> Result<()> {
+/// How both copies of a pair are to be written: in which order, the one that does not count first, and with which `seq`.
+/// `state` is what the pair is now, `floor` the lowest `seq` before. Between the two belongs a flush.
+pub fn both(state: &PairState, floor: u64) -> ([usize; 2], u64) {
     let (first, seq) = match state.current() {
         Some((copy, seq)) => (1 - copy, (seq + 1).max(floor + 1)),
         None => (0, floor + 1),
     };
-    for copy in [first, 1 - first] {
-        write(copy, &encode(copy, seq))?;
-    }
-    Ok(())
+    ([first, 1 - first], seq)
 }

@@ -15,6 +15,10 @@ pub const NAME_MAX: usize = 255;
 pub const LBLK_MAX: u64 = (1 << 48) - 1;
 /// Longest extent, blocks.
 pub const EXTENT_MAX: u32 = (1 << 24) - 1;
+/// Most blocks of an extent in a leaf that carries checksums, so that a leaf always holds several extents.
+pub const SUMMED_EXTENT_MAX: u32 = 256;
+/// Most bytes of a symbolic link's target.
+pub const TARGET_MAX: usize = 4095;
 
 /// `Inode::flags`: overwrite data in place.
 pub const NOCOW: u32 = 1;
@@ -97,6 +101,17 @@ impl Extent {
     /// One past the last logical block.
     pub fn end(&self) -> u64 {
         self.lblk + u64::from(self.len)
+    }
+    /// Its part from logical block `from` up to `to`, which it has.
+    pub fn part(&self, from: u64, to: u64) -> Self {
+        let at = |lblk: u64| (lblk - self.lblk) as usize;
+        Self {
+            lblk: from,
+            addr: BlockAddr(self.addr.0 + (from - self.lblk)),
+            len: (to - from) as u32,
+            unwritten: self.unwritten,
+            sums: self.sums.as_ref().map(|s| s[at(from)..at(to)].into()),
+        }
     }
     /// Bytes of the encoded extent.
     pub fn encoded_bytes(&self) -> usize {

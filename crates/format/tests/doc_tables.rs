@@ -534,6 +534,8 @@ fn constants() {
         ("NAME_MAX", inode::NAME_MAX as u64),
         ("LBLK_MAX", inode::LBLK_MAX),
         ("EXTENT_MAX", inode::EXTENT_MAX.into()),
+        ("SUMMED_EXTENT_MAX", inode::SUMMED_EXTENT_MAX.into()),
+        ("TARGET_MAX", inode::TARGET_MAX as u64),
         ("LEAF_REFS_MAX", inode::LEAF_REFS_MAX as u64),
         ("HASH_PROBES", dentry::HASH_PROBES),
         ("CHUNK_MAX_BLOCKS", journal::CHUNK_MAX_BLOCKS.into()),

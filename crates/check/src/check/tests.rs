@@ -1,5 +1,7 @@
 //! Volumes are filled through the model and its writer, so that these tests need nothing above the tables.
 
+mod cut_off;
+
 use super::*;
 use crate::collect::Records;
 use crate::dump;
@@ -11,9 +13,9 @@ use braidfs_format::BlockAddr;
 use braidfs_format::NodeId;
 use braidfs_format::dentry::Dentry;
 use braidfs_format::domain::{DomainHeader, TenantRate};
-use braidfs_format::inode::{Content, Extent, Inode, Link};
+use braidfs_format::inode::{Content, Extent, Inode, LeafRef, Link};
 use braidfs_format::name::FileName;
-use braidfs_format::node::{DIR, NodeBlockBuilder, NodeEntry, REMOTE, USED};
+use braidfs_format::node::{DIR, NodeBlockBuilder, NodeEntry, NodeKind, NodeRecord, REMOTE, USED};
 use std::cell::OnceCell;
 
 const FORCE: FsckOptions = FsckOptions { repair: false, force: true };
@@ -530,6 +532,43 @@ fn shared_and_misplaced_blocks_are_mended() {
             ino.dirty.extents = true;
         });
     }
+}
+
+/// What the engine would refuse, or allocate.
+#[test]
+fn extents_and_links_that_cannot_be_read_are_mended() {
+    broken(codes::CONTENT, |m| {
+        let n = find(m, "link");
+        let ino = m.body(n).unwrap();
+        (ino.inode.content, ino.inode.size) = (Content::None, 1 << 62);
+        ino.dirty.record = true;
+    });
+    let leaves = |m: &mut Model, change: &dyn Fn(&mut Vec<LeafRef>)| {
+        let n = find(m, "a/big");
+        let ino = m.body(n).unwrap();
+        let Content::Tree { refs, .. } = &mut ino.inode.content else { panic!("no tree") };
+        change(refs);
+        ino.dirty.record = true;
+    };
+    broken(codes::EXTENT_ORDER, |m| {
+        let n = find(m, "a/big");
+        let leaf = m.body(n).unwrap().tree[1];
+        let entry = m.domains[1].entry(&m.store, leaf).unwrap();
+        let mut block = NodeBlockBuilder::default();
+        let (kind, flags) = (NodeKind::ExtentLeaf, entry.flags);
+        let empty =
+            NodeRecord { node: leaf, generation: entry.generation, kind, flags, owner: n, version: 1, payload: vec![] };
+        assert_eq!(block.push(&empty.encode()), Some(entry.index), "it is alone in its block");
+        let block = block.finish(1, m.store.volume, entry.addr, entry.written.into());
+        m.store.write(entry.addr, &block).unwrap();
+    });
+    broken(codes::EXTENT_ORDER, |m| {
+        let n = find(m, "a/big");
+        m.body(n).unwrap().extents.remove(0);
+        m.body(n).unwrap().dirty.extents = true;
+        repair::write(m).unwrap();
+        leaves(m, &|refs| refs[0].first = 1);
+    });
 }
 
 /// A few extents, each of which can be, name the same blocks again and again as buckets of a directory; and some lie nowhere.

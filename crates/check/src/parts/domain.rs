@@ -166,6 +166,11 @@ pub struct Domain {
     pub outdated: HashSet<NodeId>,
     /// Groups all of whose blocks were taken for valid, so that the replay of the journal gave none of them out.
     pub doubted: HashSet<u32>,
+    /// Overflow nodes that a repair has laid out, and those that its inodes name on the device and will not name any more: not
+    /// free before the inodes' new records are in the tables.
+    pub fresh: Vec<NodeId>,
+    /// See `fresh`.
+    pub replaced: Vec<NodeId>,
 }
 
 impl Domain {

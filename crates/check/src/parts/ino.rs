@@ -1,8 +1,8 @@
 //! An inode with all that belongs to it, as it should be.
 
+use braidfs_format::NodeId;
 use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::{Extent, Inode};
-use braidfs_format::{BlockAddr, NodeId};
 
 /// What of an inode must be written again.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -86,18 +86,11 @@ impl Ino {
                 out.push(e);
                 continue;
             }
-            let part = |a: u64, b: u64| Extent {
-                lblk: a,
-                addr: BlockAddr(e.addr.0 + (a - e.lblk)),
-                len: (b - a) as u32,
-                unwritten: e.unwritten,
-                sums: e.sums.as_ref().map(|s| s[(a - e.lblk) as usize..(b - e.lblk) as usize].into()),
-            };
             if e.lblk < from {
-                out.push(part(e.lblk, from));
+                out.push(e.part(e.lblk, from));
             }
             if e.end() > to {
-                out.push(part(to, e.end()));
+                out.push(e.part(to, e.end()));
             }
         }
         self.extents = out;

@@ -23,7 +23,8 @@ use std::collections::{BTreeMap, HashSet};
 
 /// Finds free blocks of a domain.
 struct Free {
-    /// Groups not looked at yet, last first; with `false` blocks that the device still marks valid are left alone.
+    /// Groups not looked at yet, last first; with `true` blocks that the device still marks valid are left alone, and segments
+    /// that the journal is in, which the cleaner leaves alone.
     groups: Vec<(u32, bool)>,
     blocks: Vec<BlockAddr>,
 }
@@ -31,7 +32,7 @@ struct Free {
 impl Free {
     fn new(domain: &Domain) -> Self {
         let numbers = || domain.groups.keys().rev().copied();
-        let groups = numbers().map(|g| (g, true)).chain(numbers().map(|g| (g, false))).collect();
+        let groups = numbers().map(|g| (g, false)).chain(numbers().map(|g| (g, true))).collect();
         Self { groups, blocks: Vec::new() }
     }
 }
@@ -106,7 +107,6 @@ impl Writer<'_> {
                 let (s, i) = ((at / SEGMENT_BLOCKS) as usize, at % SEGMENT_BLOCKS);
                 let used = e.valid[s][(i / 64) as usize] >> (i % 64) & 1 == 1;
                 let on_device = group.segments.as_ref().is_some_and(|t| t[s].is_valid(i));
-                // Segments of the journal are not for nodes: the cleaner leaves them alone.
                 if !used && !(careful && (on_device || e.journal[s])) {
                     self.free.blocks.push(BlockAddr(start + u64::from(at)));
                 }
@@ -144,15 +144,18 @@ impl Writer<'_> {
 
     /// Writes an overflow node of `base` (the inode's record).
     fn overflow(&mut self, base: &NodeRecord, kind: NodeKind, payload: Vec<u8>) -> Result<NodeId> {
-        let (node, generation) = take_node(self.store, self.domain).ok_or(Error::NoSpace)?;
+        let (node, generation) = match take_node(self.store, self.domain) {
+            Some(taken) => taken,
+            None => {
+                // Where all numbers are in use, better a repair that must not be cut off than none.
+                let replaced = std::mem::take(&mut self.domain.replaced);
+                replaced.into_iter().for_each(|n| self.domain.free_node(self.store, n));
+                take_node(self.store, self.domain).ok_or(Error::NoSpace)?
+            }
+        };
+        self.domain.fresh.push(node);
         self.record(&NodeRecord { node, generation, kind, flags: USED | OVERFLOW, payload, ..base.clone() })?;
         Ok(node)
-    }
-
-    fn free_nodes(&mut self, nodes: &mut Vec<NodeId>) {
-        for n in nodes.drain(..) {
-            self.domain.free_node(self.store, n);
-        }
     }
 
     fn inode(&mut self, key: &[u8; 16], node: InodeNo, ino: &mut Ino) -> Result<()> {
@@ -160,7 +163,7 @@ impl Writer<'_> {
             self.directory(key, node, ino)?;
         }
         if ino.dirty.extents || ino.dirty.entries {
-            self.free_nodes(&mut ino.tree);
+            self.domain.replaced.append(&mut ino.tree);
             ino.inode.content = match std::mem::replace(&mut ino.inode.content, Content::None) {
                 _ if !ino.extents.is_empty() => Content::Extents(Vec::new()),
                 c @ (Content::Inline(_) | Content::InlineDir(_)) => c,
@@ -169,10 +172,10 @@ impl Writer<'_> {
             ino.inode.blocks = ino.extent_blocks();
         }
         if ino.dirty.links {
-            self.free_nodes(&mut ino.inode.link_nodes);
+            self.domain.replaced.append(&mut ino.inode.link_nodes);
         }
         if ino.dirty.xattrs {
-            self.free_nodes(&mut ino.inode.xattr_nodes);
+            self.domain.replaced.append(&mut ino.inode.xattr_nodes);
         }
         ino.version += 1;
         let base = NodeRecord {

@@ -3,13 +3,18 @@
 //! Order: new records and buckets to free blocks; flush; the tables of the groups; flush; the volume's tables and the
 //! domain headers. While the tables are written the domains are marked as failed, so that an interrupted repair is
 //! neither mounted for writing nor skipped by the next check.
+//!
+//! An inode's entry and those of its overflow nodes may lie in different blocks of node tables. So new overflow nodes come
+//! into the tables first, the inodes that name them next, and those that the inodes named before are freed last, with flushes
+//! between: whenever a repair is cut off, every inode has the nodes that its record names.
 
 mod layout;
+mod pairs;
 pub mod prepare;
 
 use crate::error::Result;
 use crate::model::Model;
-use crate::pair::{CopyState, PairState, write_both};
+use crate::pair::{CopyState, PairState};
 use crate::parts::domain::{Domain, Group};
 use crate::report::Log;
 use crate::rules::volume::{bat_place, header_place};
@@ -18,15 +23,17 @@ use crate::scan::volume;
 use braidfs_device::{BLOCK_BYTES, Device};
 use braidfs_format::bat;
 use braidfs_format::domain::{CLEAN, DomainHeader, FAILED};
-use braidfs_format::geometry::SEGMENT_BLOCKS;
+use braidfs_format::geometry::{NODES_PER_BLOCK, SEGMENT_BLOCKS};
 use braidfs_format::group::table_sum;
 use braidfs_format::group::{
     GroupHeader, OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentTable, Written, claim_seq, decode_owners, encode_owners,
 };
 use braidfs_format::journal::peek_chunk;
-use braidfs_format::node::NodeTableBlock;
-use braidfs_format::{BlockAddr, BlockKind, DomainId};
+use braidfs_format::node::{NodeEntry, NodeTableBlock};
+use braidfs_format::{BlockAddr, BlockKind, DomainId, NodeId};
 use braidfs_store::Store;
+use pairs::{Pairs, Place};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Mounts that a header made again counts: above what the lost one is likely to have counted.
@@ -39,10 +46,10 @@ const POSITION_MAX: u64 = 1 << 60;
 /// # Errors
 /// Of the device, or [`crate::Error::NoSpace`] where a domain has no block left for a record.
 pub fn write(m: &mut Model) -> Result<()> {
-    write_headers(m, FAILED | CLEAN)?;
-    m.store.flush()?;
+    // Where there is no room for it, nothing else has changed.
     layout::write_inodes(m)?;
     m.store.flush()?;
+    write_headers(m, FAILED | CLEAN)?;
     for mend in m.domains.iter().flat_map(|d| d.groups.values()).flat_map(|g| &g.mend) {
         m.store.write(mend.addr, &mend.block)?;
     }
@@ -53,6 +60,7 @@ pub fn write(m: &mut Model) -> Result<()> {
             let last = domain.groups.values().map(|g| g.written.checkpoint).max().unwrap_or(0);
             h.checkpoint = h.checkpoint.get().max(last).into();
         }
+        write_overflow(&m.store, domain)?;
         let domain = &*domain;
         let used = Used::of(domain, &m.inodes);
         for group in domain.groups.values() {
@@ -60,7 +68,6 @@ pub fn write(m: &mut Model) -> Result<()> {
         }
     }
     write_volume(m)?;
-    m.store.flush()?;
     for d in &mut m.domains {
         set_sum(&m.store, d);
         if d.reset_journal {
@@ -70,31 +77,52 @@ pub fn write(m: &mut Model) -> Result<()> {
             }
         }
     }
-    write_headers(m, CLEAN)?;
-    Ok(m.store.flush()?)
+    write_headers(m, CLEAN)
 }
 
-/// Replaces both copies of the pair at `addr` in the group space.
+/// Brings overflow nodes that were laid out anew, and the inodes that name them, into the node tables of `domain`, and frees
+/// in the model those that were replaced.
+fn write_overflow(store: &Store, domain: &mut Domain) -> Result<()> {
+    let g = store.geometry();
+    let replaced = std::mem::take(&mut domain.replaced);
+    let fresh: BTreeSet<NodeId> = std::mem::take(&mut domain.fresh).into_iter().collect();
+    if replaced.is_empty() && fresh.is_empty() {
+        return Ok(());
+    }
+    let mut pairs = Pairs::new(store);
+    let places = fresh.iter().filter_map(|n| g.node_place(*n)).map(|(group, slot)| (group, slot / NODES_PER_BLOCK));
+    for (group, index) in places.collect::<BTreeSet<_>>() {
+        let (Some(group), addr) = (domain.groups.get(&group), g.node_table_addr(group, index)) else { continue };
+        let pair = Log::default().read(store, addr, 2);
+        // of one that is lost nothing is kept
+        let Ok((_, _, mut entries)) = NodeTableBlock::decode(&pair, store.volume, addr) else { continue };
+        for (slot, entry) in (index * NODES_PER_BLOCK..).zip(&mut entries) {
+            if fresh.contains(&g.node(group.number, slot)) {
+                *entry = group.entries.get(slot).unwrap_or_default();
+            }
+        }
+        write_entries(&mut pairs, domain.number, group, index, &entries)?;
+    }
+    pairs.settle()?;
+    for group in domain.groups.values() {
+        write_changed_entries(&mut pairs, domain.number, group)?;
+        pairs.settle()?;
+    }
+    replaced.into_iter().for_each(|n| domain.free_node(store, n));
+    Ok(())
+}
+
+/// Replaces the copies of the pair at `addr` in the group space.
 fn write_pair(
-    store: &Store,
+    pairs: &mut Pairs<'_>,
     addr: BlockAddr,
     kind: BlockKind,
     floor: u64,
     encode: &dyn Fn(usize, u64) -> Vec<u8>,
 ) -> Result<()> {
+    let store = pairs.store();
     let pair = Log::default().read(store, addr, 2);
-    write_copies(store, addr, &PairState::of(&pair, kind, store.volume, addr.0), floor, encode)
-}
-
-/// [`write_pair`], of a pair that was looked at.
-fn write_copies(
-    store: &Store,
-    addr: BlockAddr,
-    state: &PairState,
-    floor: u64,
-    encode: &dyn Fn(usize, u64) -> Vec<u8>,
-) -> Result<()> {
-    write_both(state, floor, encode, &|copy, block| Ok(store.write(BlockAddr(addr.0 + copy as u64), block)?))
+    pairs.write(Place::Group(addr), &PairState::of(&pair, kind, store.volume, addr.0), floor, encode)
 }
 
 /// The `seq` of the pair at `addr`, as it is on the device; 0 where it does not hold.
@@ -116,7 +144,15 @@ fn count_tables(store: &Store, group: u32, checkpoint: u64) -> Written {
 }
 
 /// Writes the segment table of `group`, after all its other tables.
-fn write_segments(store: &Store, domain: u16, group: &Group, segments: &[SegmentEntry], checkpoint: u64) -> Result<()> {
+fn write_segments(
+    pairs: &mut Pairs<'_>,
+    domain: u16,
+    group: &Group,
+    segments: &[SegmentEntry],
+    checkpoint: u64,
+) -> Result<()> {
+    pairs.settle()?;
+    let store = pairs.store();
     let (g, volume) = (store.geometry(), store.volume);
     let addr = g.segment_table_addr(group.number);
     let written = count_tables(store, group.number, checkpoint);
@@ -129,7 +165,7 @@ fn write_segments(store: &Store, domain: u16, group: &Group, segments: &[Segment
     {
         state.0[1 - t.copy] = CopyState::Blank;
     }
-    write_copies(store, addr, &state, claim_seq(group.epoch), &|copy, seq| {
+    pairs.write(Place::Group(addr), &state, claim_seq(group.epoch), &|copy, seq| {
         SegmentTable::encode(segments, &written, domain, volume, addr, copy, seq)
     })
 }
@@ -159,7 +195,9 @@ fn set_sum(store: &Store, d: &mut Domain) -> bool {
 pub fn write_sum(m: &mut Model, number: usize) -> Result<()> {
     if set_sum(&m.store, &mut m.domains[number]) {
         let d = &m.domains[number];
-        write_header(m, d, d.header.map_or(0, |h| h.flags.get()))?;
+        let mut pairs = Pairs::new(&m.store);
+        write_header(&mut pairs, m, d, d.header.map_or(0, |h| h.flags.get()))?;
+        pairs.settle()?;
     }
     Ok(())
 }
@@ -172,54 +210,63 @@ pub fn write_tables(store: &Store, domain: u16, group: &Group, checkpoint: u64) 
     for mend in &group.mend {
         store.write(mend.addr, &mend.block)?;
     }
-    write_group_header(store, domain, group)?;
+    if !group.mend.is_empty() {
+        store.flush()?;
+    }
+    let mut pairs = Pairs::new(store);
+    write_group_header(&mut pairs, domain, group)?;
     let no_owners = vec![Owner::default(); OWNERS_PER_BLOCK as usize];
     for half in &group.owners_lost {
-        write_owners(store, domain, group, *half, &no_owners)?;
+        write_owners(&mut pairs, domain, group, *half, &no_owners)?;
     }
-    write_entries(store, domain, group)?;
-    match &group.segments {
-        Some(s) if group.segments_dirty || group.counts_wrong => write_segments(store, domain, group, s, checkpoint),
-        _ => Ok(()),
+    write_changed_entries(&mut pairs, domain, group)?;
+    if let Some(s) = group.segments.as_ref().filter(|_| group.segments_dirty || group.counts_wrong) {
+        write_segments(&mut pairs, domain, group, s, checkpoint)?;
     }
+    pairs.settle()
 }
 
 /// Writes the header of a group where it must be.
-fn write_group_header(store: &Store, domain: u16, group: &Group) -> Result<()> {
+fn write_group_header(pairs: &mut Pairs<'_>, domain: u16, group: &Group) -> Result<()> {
     if !group.header_bad {
         return Ok(());
     }
+    let store = pairs.store();
     let addr = store.geometry().header_addr(group.number);
     let h = GroupHeader::new(group.number, group.blocks, group.epoch, domain);
     let block = |copy, seq| h.to_block(store.volume, addr, copy, seq);
-    write_pair(store, addr, BlockKind::Group, claim_seq(group.epoch), &block)
+    write_pair(pairs, addr, BlockKind::Group, claim_seq(group.epoch), &block)
 }
 
 /// Writes half a segment's owner table; not below what the segment table says of it.
-fn write_owners(store: &Store, domain: u16, group: &Group, half: u32, owners: &[Owner]) -> Result<()> {
+fn write_owners(pairs: &mut Pairs<'_>, domain: u16, group: &Group, half: u32, owners: &[Owner]) -> Result<()> {
+    let store = pairs.store();
     let addr = store.geometry().owners_addr(group.number, half / 2, half % 2);
     let floor = claim_seq(group.epoch).max(group.floor(half as usize));
     let block = |copy, seq| encode_owners(owners, domain, store.volume, addr, copy, seq);
-    write_pair(store, addr, BlockKind::Owners, floor, &block)
+    write_pair(pairs, addr, BlockKind::Owners, floor, &block)
 }
 
 /// Writes the node table blocks that changed.
 ///
 /// # Errors
 /// Of the device.
-fn write_entries(store: &Store, domain: u16, group: &Group) -> Result<()> {
-    let (g, volume, number) = (store.geometry(), store.volume, group.number);
-    let floor = claim_seq(group.epoch);
-    for index in (0..g.node_blocks()).filter(|&i| group.entries_dirty[i as usize]) {
-        let addr = g.node_table_addr(number, index);
-        let entries = group.entries.block(index);
-        // not below what the segment table says of it, also where the claim's epoch is wrong
-        let floor = floor.max(group.floor(g.node_table_index(index)));
-        write_pair(store, addr, BlockKind::NodeTable, floor, &|copy, seq| {
-            NodeTableBlock::encode(&entries, domain, volume, addr, copy, seq)
-        })?;
-    }
-    Ok(())
+fn write_changed_entries(pairs: &mut Pairs<'_>, domain: u16, group: &Group) -> Result<()> {
+    (0..pairs.store().geometry().node_blocks())
+        .filter(|&i| group.entries_dirty[i as usize])
+        .try_for_each(|index| write_entries(pairs, domain, group, index, &group.entries.block(index)))
+}
+
+/// Writes block `index` of a node table.
+fn write_entries(pairs: &mut Pairs<'_>, domain: u16, group: &Group, index: u32, entries: &[NodeEntry]) -> Result<()> {
+    let store = pairs.store();
+    let (g, volume) = (store.geometry(), store.volume);
+    let addr = g.node_table_addr(group.number, index);
+    // not below what the segment table says of it, also where the claim's epoch is wrong
+    let floor = claim_seq(group.epoch).max(group.floor(g.node_table_index(index)));
+    write_pair(pairs, addr, BlockKind::NodeTable, floor, &|copy, seq| {
+        NodeTableBlock::encode(entries, domain, volume, addr, copy, seq)
+    })
 }
 
 /// Empties the journal of a domain whose chunks nobody can replay.
@@ -247,14 +294,18 @@ pub fn close_journal(m: &Model, d: &Domain, h: DomainHeader) -> Result<()> {
         recovered: Default::default(),
         outdated: Default::default(),
         doubted: Default::default(),
+        fresh: Vec::new(),
+        replaced: Vec::new(),
     };
-    write_header(m, &closed, h.flags.get() | CLEAN)?;
-    Ok(m.store.flush()?)
+    let mut pairs = Pairs::new(&m.store);
+    write_header(&mut pairs, m, &closed, h.flags.get() | CLEAN)?;
+    pairs.settle()
 }
 
 fn write_group(store: &Store, domain: &Domain, group: &Group, claims: &[Claim]) -> Result<()> {
     let (g, volume, number) = (store.geometry(), store.volume, group.number);
-    write_group_header(store, domain.number, group)?;
+    let mut pairs = Pairs::new(store);
+    write_group_header(&mut pairs, domain.number, group)?;
     let e = expected(store, domain, group, claims);
     let old = group.segments.as_deref();
     let segments: Vec<SegmentEntry> =
@@ -273,15 +324,15 @@ fn write_group(store: &Store, domain: &Domain, group: &Group, claims: &[Claim]) 
         });
         if !right {
             changed = true;
-            write_owners(store, domain.number, group, half, &wanted)?;
+            write_owners(&mut pairs, domain.number, group, half, &wanted)?;
         }
     }
-    write_entries(store, domain.number, group)?;
+    write_changed_entries(&mut pairs, domain.number, group)?;
     if changed {
         let checkpoint = domain.header.map_or(0, |h| h.checkpoint.get());
-        write_segments(store, domain.number, group, &segments, checkpoint)?;
+        write_segments(&mut pairs, domain.number, group, &segments, checkpoint)?;
     }
-    Ok(())
+    pairs.settle()
 }
 
 /// Superblocks, damaged copies of the volume's pairs, and what of the BAT was lost.
@@ -289,31 +340,33 @@ fn write_volume(m: &Model) -> Result<()> {
     for (device, block, content) in &m.volume_writes {
         m.store.device(*device).write(*block, content)?;
     }
+    m.store.flush()?;
     let volume = m.sb.volume_id();
+    let mut pairs = Pairs::new(&m.store);
     for &index in &m.bat_dirty {
         let (pair, first, count) = bat_place(&m.sb, index);
         let entries = &m.bat[first..m.bat.len().min(first + count)];
         let state = PairState::of(&Log::default().read_pair(&m.store, pair), BlockKind::Bat, volume, pair);
-        write_both(&state, 0, &|copy, seq| bat::encode(entries, volume, pair, copy, seq), &|copy, block| {
-            Ok(m.store.device(0).write(pair + copy as u64, block)?)
-        })?;
+        let block = |copy, seq| bat::encode(entries, volume, pair, copy, seq);
+        pairs.write(Place::Volume(pair), &state, 0, &block)?;
     }
-    Ok(())
+    pairs.settle()
 }
 
+/// Writes the headers of all domains, with `flags`; they are on the device afterwards.
 fn write_headers(m: &Model, flags: u32) -> Result<()> {
-    m.domains.iter().try_for_each(|d| write_header(m, d, flags))
+    let mut pairs = Pairs::new(&m.store);
+    m.domains.iter().try_for_each(|d| write_header(&mut pairs, m, d, flags))?;
+    pairs.settle()
 }
 
-fn write_header(m: &Model, d: &Domain, flags: u32) -> Result<()> {
+fn write_header(pairs: &mut Pairs<'_>, m: &Model, d: &Domain, flags: u32) -> Result<()> {
     let Some(mut h) = d.header else { return Ok(()) };
     let volume = m.sb.volume_id();
     h.flags = flags.into();
     let pair = header_place(&m.sb, d.number);
     let state = PairState::of(&Log::default().read_pair(&m.store, pair), BlockKind::Domain, volume, pair);
-    write_both(&state, 0, &|copy, seq| h.to_block(volume, pair, copy, seq), &|copy, block| {
-        Ok(m.store.device(0).write(pair + copy as u64, block)?)
-    })
+    pairs.write(Place::Volume(pair), &state, 0, &|copy, seq| h.to_block(volume, pair, copy, seq))
 }
 
 /// Mends the volume's tables and takes the mark "failed" from the domain headers, so that the volume can be mounted and
@@ -324,12 +377,13 @@ fn write_header(m: &Model, d: &Domain, flags: u32) -> Result<()> {
 pub fn prepare_replay(devices: &[Arc<dyn Device>]) -> Result<()> {
     let m = volume::read(devices)?;
     write_volume(&m)?;
+    let mut pairs = Pairs::new(&m.store);
     for d in &m.domains {
         if let Some(flags) = d.header.map(|h| h.flags.get()).filter(|f| f & FAILED != 0) {
-            write_header(&m, d, flags & !FAILED)?;
+            write_header(&mut pairs, &m, d, flags & !FAILED)?;
         }
     }
-    Ok(m.store.flush()?)
+    pairs.settle()
 }
 
 fn newest_age(domain: &Domain) -> u64 {

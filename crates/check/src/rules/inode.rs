@@ -7,7 +7,8 @@ use crate::parts::ino::Ino;
 use crate::report::{Bad, Checked};
 use braidfs_format::file_kind::FileKind;
 use braidfs_format::inode::{
-    Content, Extent, Inode, LeafRef, decode_extents, decode_links, decode_refs, decode_xattrs,
+    Content, EXTENT_MAX, Extent, Inode, LeafRef, SUMMED_EXTENT_MAX, TARGET_MAX, decode_extents, decode_links,
+    decode_refs, decode_xattrs,
 };
 use braidfs_format::node::{DIR, NodeKind, NodeRecord, OVERFLOW, USED};
 use braidfs_format::{InodeNo, NodeId, quota};
@@ -132,6 +133,11 @@ fn check_content(visitor: &mut dyn Visitor, ino: &mut Ino, blocks: &mut u64) -> 
             ino.inode.size = bytes;
             ino.dirty.record = true;
         }
+        (Some(FileKind::Symlink), _) if ino.inode.size > TARGET_MAX as u64 => {
+            wrong(format!("a symbolic link of {} bytes", ino.inode.size))?;
+            ino.inode.size = TARGET_MAX as u64;
+            ino.dirty.record = true;
+        }
         (Some(FileKind::File | FileKind::Symlink), Content::InlineDir(_)) => {
             wrong("a file with directory entries".into())?;
             (ino.inode.content, ino.inode.size) = (Content::None, 0);
@@ -181,6 +187,9 @@ impl Walk<'_> {
             Content::Tree { depth, refs } => (*depth, refs.clone()),
             _ => return Ok(()),
         };
+        if refs.first().is_some_and(|r| r.first != 0) {
+            self.bad(codes::EXTENT_ORDER, "the first extent leaf does not begin at 0".into())?;
+        }
         if depth != 2 {
             return self.leaves(&ranges(&refs, u64::MAX));
         }
@@ -192,6 +201,9 @@ impl Walk<'_> {
             self.ino.tree.push(n);
             match decode_refs(&payload) {
                 Ok(refs) if refs.iter().all(|r| r.first >= first && r.first < end) => {
+                    if refs.first().is_none_or(|r| r.first != first) {
+                        self.bad(codes::EXTENT_ORDER, format!("extent index {n} does not begin at {first}"))?;
+                    }
                     self.leaves(&ranges(&refs, end))?;
                 }
                 Ok(_) => self.bad(codes::EXTENT_ORDER, format!("extent index {n} leaves its range"))?,
@@ -212,13 +224,28 @@ impl Walk<'_> {
                 };
                 self.ino.tree.push(n);
                 match decode_extents(&payload) {
-                    Ok(e) if e.iter().all(|e| e.lblk >= first && e.end() <= end) => self.extents(e)?,
+                    Ok(e) if e.is_empty() => self.bad(codes::EXTENT_ORDER, format!("extent leaf {n} is empty"))?,
+                    Ok(e) if e.iter().all(|e| e.lblk >= first && e.end() <= end) => self.extents_of_leaf(e)?,
                     Ok(_) => self.bad(codes::EXTENT_ORDER, format!("extent leaf {n} leaves its range"))?,
                     Err(e) => self.bad(codes::EXTENT_ORDER, format!("extent leaf {n}: {e}"))?,
                 }
             }
         }
         Ok(())
+    }
+
+    fn extents_of_leaf(&mut self, extents: Vec<Extent>) -> Checked<()> {
+        let is_long = |e: &Extent| e.sums.is_some() && e.len > SUMMED_EXTENT_MAX;
+        let Some(long) = extents.iter().find(|e| is_long(e)) else { return self.extents(extents) };
+        self.bad(
+            codes::EXTENT_SUMS,
+            format!("extent of {} blocks at {} with checksums is too long", long.len, long.lblk),
+        )?;
+        let cut = |e: &Extent| {
+            let (e, step) = (e.clone(), if is_long(e) { SUMMED_EXTENT_MAX } else { EXTENT_MAX });
+            (e.lblk..e.end()).step_by(step as usize).map(move |from| e.part(from, e.end().min(from + u64::from(step))))
+        };
+        self.extents(extents.iter().flat_map(cut).collect())
     }
 
     fn extents(&mut self, extents: Vec<Extent>) -> Checked<()> {

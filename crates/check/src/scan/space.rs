@@ -124,10 +124,10 @@ pub fn resolve_shared(store: &Store, log: &mut Log, domain: &Domain, inodes: &mu
             return;
         }
         for (node, from, to) in holes {
-            if let Some(ino) = inodes.body(store, domain, node, false) {
-                ino.punch(from, to);
-                ino.inode.blocks = ino.extent_blocks();
-            }
+            // What cannot be read again is noted, and ends the check.
+            let Some(ino) = inodes.body(store, domain, node, false) else { return };
+            ino.punch(from, to);
+            ino.inode.blocks = ino.extent_blocks();
         }
     }
 }

@@ -239,6 +239,8 @@ fn read_domains(m: &mut Model) {
             recovered: Default::default(),
             outdated: Default::default(),
             doubted: Default::default(),
+            fresh: Vec::new(),
+            replaced: Vec::new(),
         });
     }
 }

@@ -22,15 +22,12 @@ pub mod steps;
 mod tests;
 
 use crate::lazy::Empty;
-use braidfs_format::inode::{EXTENT_MAX, Extent, LBLK_MAX, LEAF_REFS_MAX, LeafRef};
+use braidfs_format::inode::{EXTENT_MAX, Extent, LBLK_MAX, LEAF_REFS_MAX, LeafRef, SUMMED_EXTENT_MAX};
 use braidfs_format::node::PAYLOAD_MAX;
 use braidfs_format::{BlockAddr, Corrupt, NodeId};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, HashSet};
 use steps::visit;
-
-/// Most blocks of an extent that carries checksums, so that a leaf always holds several extents.
-pub const SUMMED_EXTENT_MAX: u32 = 256;
 
 /// Encoded bytes of an extent without its checksums.
 const EXTENT_FIXED_BYTES: usize = 16;

@@ -11,8 +11,8 @@ use braidfs_format::Corrupt;
 use braidfs_format::dentry::decode_entries;
 use braidfs_format::geometry::Geometry;
 use braidfs_format::inode::{
-    Content, Extent, FIXED_BYTES, Inode, LEAF_REFS_MAX, LeafRef, NAME_MAX, decode_extents, decode_links, decode_refs,
-    decode_xattrs, encode_links, encode_xattrs,
+    Content, Extent, FIXED_BYTES, Inode, LEAF_REFS_MAX, LeafRef, NAME_MAX, TARGET_MAX, decode_extents, decode_links,
+    decode_refs, decode_xattrs, encode_links, encode_xattrs,
 };
 use braidfs_format::node::{DIR, NodeKind, NodeRecord, OVERFLOW, PAYLOAD_MAX, REMOTE, USED};
 use std::collections::HashSet;
@@ -337,6 +337,9 @@ impl Overflow<'_> {
     }
 
     fn file(&mut self, kind: FileKind, content: Content, size: u64) -> Result<FileBody> {
+        if kind == FileKind::Symlink && size > TARGET_MAX as u64 {
+            return Err(bad(self.ino.node(), format!("a symbolic link of {size} bytes")).into());
+        }
         let mut f = FileBody::default();
         match content {
             Content::None => {

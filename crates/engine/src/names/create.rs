@@ -14,7 +14,7 @@ use crate::quota::Charge;
 use crate::types::*;
 use crate::volume::operation::Op;
 use crate::volume::{MountedVolume, OpenFile, Volume};
-use braidfs_format::inode::{INLINE_MAX, NOCOW, PROJECT_MASK};
+use braidfs_format::inode::{INLINE_MAX, NOCOW, PROJECT_MASK, TARGET_MAX};
 use std::sync::Arc;
 
 /// A new inode and its attributes.
@@ -49,7 +49,7 @@ impl MountedVolume {
             st.placement = dir.placement;
         }
         if new.kind == FileKind::Symlink {
-            if new.target.len() > 4095 {
+            if new.target.len() > TARGET_MAX {
                 return Err(Error::NameTooLong);
             }
             if new.target.is_empty() {

@@ -33,6 +33,17 @@ fn decoded(mode: u32, content: Content, overflow: &dyn Fn(NodeId) -> NodeRecord)
     (cell, read)
 }
 
+/// A link's target is read at once.
+#[test]
+fn a_symbolic_link_is_no_longer_than_a_path() {
+    for (size, holds) in [(4095, true), (4096, false), (1 << 62, false)] {
+        let inode = Inode { mode: 0o120_777, nlink: 1, size, ..Inode::default() };
+        let record = record(NodeKind::Inode, inode.encode());
+        let cell = decode_cell(&record, DomainId(0), places(), &mut |n| panic!("{n} was read"));
+        assert_eq!(cell.is_ok(), holds, "{size}");
+    }
+}
+
 fn is_refused(mode: u32, content: Content) {
     let told = format!("{content:?}");
     let r = decoded(mode, content, &|n| panic!("{n} was read")).0;
