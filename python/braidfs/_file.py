@@ -6,7 +6,7 @@ import ctypes
 import io
 from typing import IO, TYPE_CHECKING, Any, Optional, Union
 
-from ._lib import O_APPEND, O_CREAT, O_EXCL, O_RDONLY, O_RDWR, O_TRUNC, O_WRONLY, Handle, StatT, check, lib
+from ._lib import O_APPEND, O_CREAT, O_EXCL, O_RDONLY, O_RDWR, O_TRUNC, O_WRONLY, Handle, StatT, check, integer, lib
 from ._stat import Stat
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class RawFile(io.RawIOBase):
         """Reads at an offset into writable memory; the position stays."""
         where, size = _room(buffer)
         with self._handle as pointer:
-            return check(lib.pread(pointer, where, size, offset), self.name)
+            return check(lib.pread(pointer, where, size, integer(offset)), self.name)
 
     def pread(self, size: int, offset: int) -> bytes:
         """As :func:`os.pread`."""
@@ -118,17 +118,17 @@ class RawFile(io.RawIOBase):
         """As :func:`os.pwrite`; fewer bytes than given only where space ran out."""
         where, size = _address(data)
         with self._handle as pointer:
-            return check(lib.pwrite(pointer, where, size, offset), self.name)
+            return check(lib.pwrite(pointer, where, size, integer(offset)), self.name)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         self._check_open()
         with self._handle as pointer:
-            return check(lib.lseek(pointer, offset, whence), self.name)
+            return check(lib.lseek(pointer, integer(offset), integer(whence, 0, 0xFFFFFFFF)), self.name)
 
     def truncate(self, size: Optional[int] = None) -> int:
         if not self.writable():
             raise io.UnsupportedOperation("truncate")
-        size = self.tell() if size is None else size
+        size = self.tell() if size is None else integer(size)
         with self._handle as pointer:
             check(lib.ftruncate(pointer, size), self.name)
         return size

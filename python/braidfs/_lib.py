@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import operator
 import os
 import pathlib
 import sys
@@ -146,6 +147,14 @@ lib = _Library()
 def library_version() -> str:
     """Version of the C library that is loaded."""
     return str(lib.version().decode())
+
+
+def integer(value: Any, low: int = -(1 << 63), high: int = (1 << 63) - 1) -> int:
+    """`value` as the library takes it: what does not fit ctypes would cut silently."""
+    number = operator.index(value)
+    if not low <= number <= high:
+        raise OverflowError(f"{number} is not within {low} to {high}")
+    return number
 
 
 def check(result: int, *paths: Any) -> int:

@@ -26,6 +26,7 @@ from ._lib import (
     TimeT,
     check,
     encoded,
+    integer,
     lib,
     refused,
 )
@@ -37,7 +38,7 @@ Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 def format(image: Path, size: int, options: str = "") -> None:
     """Makes an image file of `size` bytes (16 MiB at least) and a volume in it. `options`: as of `braidfs_format` in
     braidfs.h, for example `label=data,data-checksums`. What exists is not overwritten."""
-    check(lib.format(encoded(image), size, options.encode()), image)
+    check(lib.format(encoded(image), integer(size, 0, (1 << 64) - 1), options.encode()), image)
 
 
 def _flags(follow_symlinks: bool) -> int:
@@ -47,7 +48,7 @@ def _flags(follow_symlinks: bool) -> int:
 def _time(ns: Optional[int]) -> Any:
     if ns is None:
         return ctypes.byref(TimeT(0, TIME_OMIT, 0))
-    return ctypes.byref(TimeT(ns // 1_000_000_000, ns % 1_000_000_000, 0))
+    return ctypes.byref(TimeT(integer(ns // 1_000_000_000), ns % 1_000_000_000, 0))
 
 
 class Volume:
@@ -71,7 +72,7 @@ class Volume:
         """A new volume in memory, for tests: it is gone when it is closed."""
         volume = cls.__new__(cls)
         volume._begin("memory")
-        check(lib.open_memory(size, options.encode(), ctypes.byref(volume._handle.place)))
+        check(lib.open_memory(integer(size, 0, (1 << 64) - 1), options.encode(), ctypes.byref(volume._handle.place)))
         return volume
 
     def _begin(self, name: str) -> None:
@@ -307,12 +308,13 @@ class Volume:
 
     def chmod(self, path: Path, mode: int) -> None:
         with self._handle as volume:
-            check(lib.chmod(volume, encoded(path), mode), path)
+            check(lib.chmod(volume, encoded(path), integer(mode, 0, 0xFFFFFFFF)), path)
 
     def chown(self, path: Path, uid: int, gid: int, *, follow_symlinks: bool = True) -> None:
         """-1 leaves one."""
         with self._handle as volume:
-            ids = uid & 0xFFFFFFFF, gid & 0xFFFFFFFF
+            # the library knows the last number for "leave it"
+            ids = (integer(i, -1, 0xFFFFFFFE) & 0xFFFFFFFF for i in (uid, gid))
             check(lib.chown(volume, encoded(path), *ids, _flags(follow_symlinks)), path)
 
     def utime(
@@ -335,7 +337,7 @@ class Volume:
 
     def truncate(self, path: Path, length: int) -> None:
         with self._handle as volume:
-            check(lib.truncate(volume, encoded(path), length), path)
+            check(lib.truncate(volume, encoded(path), integer(length)), path)
 
     def getxattr(self, path: Path, attribute: str, *, follow_symlinks: bool = True) -> bytes:
         # all of an inode's have no more

@@ -298,6 +298,29 @@ class InMemory(unittest.TestCase):
         v.sync()
         v.fsync("/")
 
+    def test_numbers_that_do_not_fit_are_refused(self):
+        v = self.v
+        v.write_bytes("n", b"abc")
+        before = v.stat("n")
+        with v.open("n", "r+b", 0) as f:
+            for call in (
+                lambda: f.truncate(1 << 64),
+                lambda: f.pwrite(b"x", 1 << 64),
+                lambda: f.pread(1, 1 << 63),
+                lambda: f.seek(1 << 64),
+                lambda: v.truncate("n", 1 << 64),
+                lambda: v.truncate("n", -(1 << 63) - 1),
+                lambda: v.chown("n", 1 << 32, -1),
+                lambda: v.chown("n", -1, -2),
+                lambda: v.chmod("n", 1 << 32),
+                lambda: v.utime("n", ns=(1 << 100, 0)),
+            ):
+                self.assertRaises(OverflowError, call)
+            self.assertRaises(TypeError, f.truncate, 1.0)
+        after = v.stat("n")
+        self.assertEqual(v.read_bytes("n"), b"abc")
+        self.assertEqual((after.st_uid, after.st_mode, after.st_mtime_ns), (before.st_uid, before.st_mode, before.st_mtime_ns))
+
     def test_values_of_attributes_are_bytes_of_any_buffer(self):
         self.v.write_bytes("f", b"")
         self.v.setxattr("f", "user.n", array.array("I", [1, 2]))
