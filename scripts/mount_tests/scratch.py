@@ -4,11 +4,13 @@ import contextlib
 import errno
 import json
 import os
+import pathlib
 import shutil
 import signal
 
 from fslib import run
 from mount_tests.common import check, daemon_only, must, refused, renameat2, root_only, same, write_synced
+from mount_tests import upgrade
 from mount_tests.helpers import refuses, silent, small_volume
 
 SPACE = 64 << 20
@@ -137,6 +139,33 @@ def upgrades_and_read_only_are_no_crash(volume, _top):
         holds(v.mnt / "t", all_of)
         run(v.binary, "mount", "-o", "remount,ro", v.mnt)
         run(v.binary, "mount", "-o", "remount,rw", v.mnt)
+        (v.mnt / "t/more").write_text("x")
+        kill(v)
+        v.mount("transport=dev")
+        same(os.listdir(v.mnt / "t"), [], "entries")
+        v.umount()
+        v.fsck("-n", "-f")
+
+
+@check(seconds=120)
+def a_failed_upgrade_discards_nothing(volume, _top):
+    """The new process is gone before it serves, after it had mounted: the old one finds what it closed, whether the kernel knows
+    inodes of the tenant or not. And what comes later is discarded as ever."""
+    with upgrade.mounted(volume, size=512 << 20) as v:
+        root_only()
+        run(v.binary, "tenant", "create", "--space", str(SPACE), "--journal", "scratch", v.mnt / "t")
+        all_of, serving = fill(v.mnt / "t"), v.daemon()
+        for step in ("new-mounting kill", "new-mounted kill", "new-mounted fail", "old-mounted fail"):
+            for known in (True, False):
+                if known:
+                    holds(v.mnt / "t", all_of)
+                else:
+                    pathlib.Path("/proc/sys/vm/drop_caches").write_text("2")
+                v.point.write_text(step)
+                upgrade.upgrade(v, ok=(upgrade.BACK,))
+                must(not v.point.exists(), f"{step} was not come to")
+                same(v.daemon(), serving, "the process that serves")
+                holds(v.mnt / "t", all_of)
         (v.mnt / "t/more").write_text("x")
         kill(v)
         v.mount("transport=dev")

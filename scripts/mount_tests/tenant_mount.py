@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 
-from fslib import Skipped, in_child, kill_and_wait, run, stop, wait_for
+from fslib import Skipped, connection, in_child, kill_and_wait, run, stop, wait_for
 from mount_tests.common import (
     LIBC, check, daemon_only, must, refused, renameat2, root_only, same, write_synced,
 )
@@ -289,6 +289,40 @@ def who_goes_first(volume, _top):
         finally:
             run("umount", "-l", other, ok=None)
             other.rmdir()
+
+
+@check
+def sigterm_under_another_mount(volume, _top):
+    """The mount cannot be unmounted: what was written survives the kill that comes next, and it goes on until then."""
+    daemon_only(volume)
+    root_only()
+    with small_volume(volume) as v:
+        v.mount("transport=dev,commit=300")
+        pid = v.daemon()
+        (v.mnt / "f").write_text("not synced")
+        below = os.open(v.mnt, os.O_RDONLY)
+        run("mount", "-t", "tmpfs", "tmpfs", v.mnt)
+        try:
+            os.kill(pid, signal.SIGTERM)
+            time.sleep(3)
+            same(os.listdir(below), ["f"], "entries below")
+        finally:
+            os.close(below)
+            run("umount", v.mnt)
+        v.kill9()
+        v.mount("transport=dev,commit=300")
+        same((v.mnt / "f").read_text(), "not synced", "content")
+
+
+@check
+def the_kernel_does_not_take_parked_requests_for_congestion(volume, _top):
+    """Its threshold rises as soon as a tenant has a rate: also where the mount has a block device of its own."""
+    for options in ("fuseblk=never", "fuseblk=auto"):
+        with tenants(volume, options) as (v, _point):
+            threshold = connection(v.mnt) / "congestion_threshold"
+            before = int(threshold.read_text())
+            run(v.binary, "tenant", "set", "--read-bps", "1M", v.mnt, "a")
+            wait_for("the threshold to rise", lambda: int(threshold.read_text()) > before, 10)  # noqa: B023
 
 
 @check

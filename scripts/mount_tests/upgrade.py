@@ -886,6 +886,59 @@ def a_device_that_takes_nothing_more(volume, _top):
 
 
 @check
+def a_volume_that_cannot_be_closed(volume, _top):
+    """What was acknowledged since it was made durable cannot be written: no connection goes on without it."""
+    root_only()
+    with mounted(volume) as v, contextlib.ExitStack() as stack:
+        v.umount()
+        full = v.image.with_suffix(".full")
+        full.mkdir()
+        stack.callback(full.rmdir)
+        run("mount", "-t", "tmpfs", "-o", "size=32M", "tmpfs", full)
+        stack.callback(run, "umount", full)
+        image = full / "image"
+        run(v.binary, "mkfs", "-q", "--size", "256M", image)
+        options = "transport=dev,commit=300"
+        run(v.binary, "mount", "-o", options, image, v.mnt)
+        stack.callback(v.force_down)
+        write_synced(v.mnt / "f", b"synced")
+        file = os.open(v.mnt / "f", os.O_RDWR)
+        v.point.write_text("new-offered stop")
+        command = subprocess.Popen([v.binary, "upgrade", v.mnt], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        try:
+            wait_for("the new program", lambda: not v.point.exists(), 10)
+            os.rename(v.mnt / "f", v.mnt / "g")
+            for n in range(1000):
+                (v.mnt / f"{n:0200}").write_text("x")
+            with contextlib.suppress(OSError), open(full / "fill", "wb", buffering=0) as filler:
+                while True:
+                    filler.write(b"f" * 4096)
+            for pid in v.daemons():
+                os.kill(pid, signal.SIGCONT)
+            text = command.communicate(timeout=60)[1]
+        finally:
+            command.kill()
+            command.wait()
+        same(command.returncode, BACK, "exit code of the upgrade")
+        must("cannot be closed" in text, text)
+        with refused(errno.ENOTCONN, errno.ECONNABORTED):
+            os.listdir(v.mnt)
+        with refused(errno.ENOTCONN, errno.ECONNABORTED, errno.EIO):
+            os.pwrite(file, b"x", 0)
+            os.fsync(file)
+        with contextlib.suppress(OSError):
+            os.close(file)
+        wait_for("the end of all", lambda: not v.daemons(), 20)
+        (full / "fill").unlink()
+        run("umount", "-l", v.mnt, ok=None)
+        run(v.binary, "mount", "-o", options, image, v.mnt)
+        there = [(v.mnt / name).read_bytes() for name in "fg" if (v.mnt / name).exists()]
+        same(there, [b"synced"], "content")
+        v.umount()
+        same(run(v.binary, "fsck", "-f", "-n", image, ok=None)[0], 0, "exit code of fsck")
+
+
+@check
 def asked_to_end_while_it_is_handed_over(volume, _top):
     """What SIGTERM means that comes while a mount is handed over: whoever serves unmounts."""
     with mounted(volume) as v:

@@ -86,6 +86,52 @@ def end_by_sigterm(v, parent):
     same(v.fsck("-f", "-n")[0], 0, "exit code of fsck")
 
 
+@check
+def a_serving_process_is_asked_to_end_while_it_hands_over(volume, _top):
+    """Not the parent, which hears of it from that process; and both are asked."""
+    for parent_too in (False, True):
+        with watched(volume) as (v, _log):
+            write_synced(v.mnt / "f", b"x")
+            parent, serving = both(v)
+            v.point.write_text("new-given stop")
+            command = subprocess.Popen([v.binary, "upgrade", v.mnt], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            try:
+                wait_for("the hand-over to begin", lambda: not v.point.exists(), 10)
+                os.kill(serving, signal.SIGTERM)
+                if parent_too:
+                    os.kill(parent, signal.SIGTERM)
+                time.sleep(0.2)
+                for pid in v.daemons():
+                    os.kill(pid, signal.SIGCONT)
+                command.wait(30)
+            finally:
+                command.kill()
+                command.wait()
+            wait_for("the end of all", lambda: not v.daemons() and not v.mount_entry(), 20)
+            same(v.fsck("-f", "-n")[0], 0, "exit code of fsck")
+
+
+@check(seconds=120)
+def upgrades_that_fail_do_not_fill_the_pipe(volume, _top):
+    """Each tells the parent of a process that may go on, by a long path; the parent reads it."""
+    with watched(volume, "supervise=100/3600,commit=300") as (v, _log):
+        top = v.image.with_suffix(".long")
+        long = top
+        while len(str(long)) < 3000:
+            long /= "d" * 200
+        long.mkdir(parents=True)
+        try:
+            shutil.copy(v.binary, long / "program")
+            serving = both(v)[1]
+            for _ in range(30):
+                v.point.write_text("old-given fail")
+                upgrade(v, "--program", long / "program", ok=(BACK,))
+                must(not v.point.exists(), "the step was not come to")
+                same(both(v)[1], serving, "the process that serves")
+        finally:
+            shutil.rmtree(top)
+
+
 @check(seconds=120)
 def a_parent_becomes_the_new_program(volume, _top):
     with watched(volume, size=128 << 20) as (v, log):

@@ -26,6 +26,10 @@ const ENDED: u8 = b'=';
 const HANDING: u8 = b'@';
 /// Before that: what program it runs; the path ([`escaped`]) and the end of the line follow.
 const PROGRAM: u8 = b'#';
+/// Behind that: the one that says so was asked to end meanwhile, which is meant for the other one.
+const ASKED_TO_END: u8 = b'~';
+/// A pipe takes so much at once or not at all (PIPE_BUF).
+const AT_ONCE_BYTES: usize = 4096;
 
 /// Why there is no daemon.
 #[derive(Debug, thiserror::Error)]
@@ -240,15 +244,35 @@ pub(crate) enum Told {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Handing {
     pub pid: i32,
-    /// What it runs; earlier programs do not say.
+    /// What it runs; earlier programs do not say, nor does one whose path is too long.
     pub program: Option<PathBuf>,
+    /// It is to end.
+    pub asked_to_end: bool,
 }
 
 impl Handing {
     /// As [`handed_to`] reads it.
     pub fn said(&self) -> Vec<u8> {
+        let pid = format!("{}{}\n", HANDING as char, self.pid);
         let program = self.program.iter().map(|p| format!("{}{}\n", PROGRAM as char, escaped(p)));
-        program.chain([format!("{}{}\n", HANDING as char, self.pid)]).collect::<String>().into_bytes()
+        program.filter(|p| p.len() + pid.len() <= AT_ONCE_BYTES).chain([pid.clone()]).collect::<String>().into_bytes()
+    }
+}
+
+/// What a process tells that was asked to end while it handed over.
+pub(crate) fn asked_to_end() -> Vec<u8> {
+    vec![ASKED_TO_END, b'\n']
+}
+
+/// Tells a parent, by its pipe, all of it or nothing, without waiting.
+///
+/// # Errors
+/// The parent does not read what it was told before. One that is gone no longer cares.
+pub(crate) fn tell_parent(pipe: &OwnedFd, what: &[u8]) -> io::Result<()> {
+    rustix::fs::fcntl_setfl(pipe, rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::NONBLOCK)?;
+    match rustix::io::write(pipe, what) {
+        Err(rustix::io::Errno::PIPE) | Ok(_) => Ok(()),
+        Err(e) => Err(e.into()),
     }
 }
 
@@ -261,7 +285,12 @@ pub(crate) fn handed_to(said: &[u8]) -> Option<Handing> {
             Some((&HANDING, pid)) => {
                 let pid = std::str::from_utf8(pid).ok().and_then(|p| p.parse().ok());
                 let program = program.take();
-                last = pid.map(|pid| Handing { pid, program }).or(last);
+                last = pid.map(|pid| Handing { pid, program, asked_to_end: false }).or(last);
+            }
+            Some((&ASKED_TO_END, [])) => {
+                if let Some(handing) = &mut last {
+                    handing.asked_to_end = true;
+                }
             }
             _ => {}
         }
@@ -389,15 +418,30 @@ mod tests {
         assert_eq!(of(b"@17\n@230\n"), Some((230, None)));
         assert_eq!((of(b""), of(b"+"), of(b"@x\n"), of(b"#/a\n")), (None, None, None, None));
         for path in ["/usr/bin/braidfs", "/a b/100 %", "/new\nline\n@9\n", "/\u{e9}"] {
-            let one = Handing { pid: 230, program: Some(path.into()) };
+            let one = Handing { pid: 230, program: Some(path.into()), asked_to_end: false };
             assert_eq!(handed_to(&one.said()), Some(one));
         }
         // of the one that says it last, and not of another one
         assert_eq!(of(b"#/new\n@17\n@18\n"), Some((18, None)));
         assert_eq!(of(b"~ what a later version says\n#/b\n@3\n~\n"), Some((3, Some("/b".into()))));
+        let ends = |said: &[u8]| handed_to(said).map(|h| h.asked_to_end);
+        assert_eq!((ends(b"@3\n~\n"), ends(b"@3\n~\n@4\n"), ends(b"~\n@3\n")), (Some(true), Some(false), Some(false)));
+        // all of it goes into a pipe at once
+        let long = Handing { pid: 3, program: Some("/é".repeat(1000).into()), asked_to_end: false };
+        assert_eq!(handed_to(&long.said()).map(|h| (h.pid, h.program)), Some((3, None)));
         let bytes = Path::new(std::ffi::OsStr::from_bytes(b"/\xff%"));
         assert_eq!(unescaped(escaped(bytes).as_bytes()).unwrap(), bytes);
         assert_eq!((unescaped(b""), unescaped(b"/a%2"), unescaped(b"/a%zz")), (None, None, None));
+    }
+
+    #[test]
+    fn a_pipe_that_nobody_reads_is_not_waited_for() {
+        let (theirs, ours) = rustix::pipe::pipe().unwrap();
+        let line = [b'#'; 4096];
+        while tell_parent(&ours, &line).is_ok() {}
+        assert_eq!(tell_parent(&ours, b"@3\n").unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        drop(theirs);
+        assert!(tell_parent(&ours, b"@3\n").is_ok(), "one that is gone does not care");
     }
 
     /// It was stopped meanwhile, and reads both at once.

@@ -47,9 +47,9 @@ impl DirtyLimit {
     /// Where the kernel has the settings of the connection, which it names by the number of the mount's device.
     pub fn connection(&self) -> Option<PathBuf> {
         let (major, minor) = self.0.parent()?.file_name()?.to_str()?.split_once(':')?;
-        let (major, minor): (u64, u64) = (major.parse().ok()?, minor.parse().ok()?);
-        let number = (minor & 0xff) | major << 8 | (minor & !0xff) << 12;
-        Some(PathBuf::from(format!("/sys/fs/fuse/connections/{number}")))
+        // behind it the kind of the file system, where that has a block device
+        let minor = minor.split_once('-').map_or(minor, |m| m.0);
+        Some(crate::mount::connection((major.parse().ok()?, minor.parse().ok()?)))
     }
 
     /// A tenant is mounted by itself, with this bound.
@@ -162,6 +162,10 @@ mod tests {
         assert_eq!(limit.now(), 700_000_000, "it grew with the memory that is free");
         limit.restrict();
         assert_eq!(now(), LEAST_BYTES.to_string());
+        for (settings, connection) in [("7:0-fuseblk", "7340032"), ("0:300", "300"), ("0:57", "57")] {
+            let found = DirtyLimit::new(PathBuf::from("/sys/class/bdi").join(settings)).connection().unwrap();
+            assert_eq!(found.file_name().unwrap(), connection, "{settings}");
+        }
         let none = DirtyLimit::new(dir.path().join("none"));
         assert_eq!(none.allow(MOST_BYTES), usual().max(USUAL_BYTES), "what cannot be set is what it is");
         std::fs::write(&file, "900000000\n").unwrap();

@@ -7,7 +7,7 @@ use crate::channel::open_device;
 use crate::dirty::DirtyLimit;
 use crate::fs::MAX_IO_BYTES;
 use crate::latency::Latency;
-use crate::mount_table::{MountId, top_at};
+use crate::mount_table::{Found, MountId, look_at, top_at};
 use crate::ops::TellDevices;
 use crate::profile::Profile;
 use crate::supervise::Guard;
@@ -255,6 +255,11 @@ impl Mount {
         self.id.is_some_and(|id| top().is_some_and(|top| top.id.is(&id)))
     }
 
+    /// Whether somebody has mounted over it.
+    pub fn is_covered(&self) -> bool {
+        !self.exists() && self.id.is_some_and(|id| look_at(&self.point, &id) == Found::Covered)
+    }
+
     /// Unmounts; with `lazy` also where it is busy: it then lives on for those who use it.
     pub fn unmount(&self, lazy: bool) -> io::Result<()> {
         unmount(&self.point, lazy)
@@ -328,13 +333,18 @@ fn unmount(point: &Path, lazy: bool) -> io::Result<()> {
 
 /// Ends the connection of the mount with this device number: root may, and who mounted it where the control of connections is
 /// mounted.
-pub(crate) fn abort((major, minor): (u32, u32)) -> io::Result<()> {
+pub(crate) fn abort(device: (u32, u32)) -> io::Result<()> {
     if !Path::new(CONNECTIONS).read_dir()?.any(|_| true) {
         // Control of connections is a file system of its own, which not every system mounts by itself.
         rustix::mount::mount("fusectl", CONNECTIONS, "fusectl", MountFlags::empty(), None)?;
     }
-    // The kernel names connections by its own encoding of the device number.
-    std::fs::write(format!("{CONNECTIONS}/{}/abort", u64::from(major) << 20 | u64::from(minor)), "1")
+    std::fs::write(connection(device).join("abort"), "1")
+}
+
+/// Where the kernel has the settings of the connection of the mount with this device number: it names it by its own encoding
+/// of that.
+pub(crate) fn connection((major, minor): (u32, u32)) -> PathBuf {
+    Path::new(CONNECTIONS).join((u64::from(major) << 20 | u64::from(minor)).to_string())
 }
 
 /// Unmounts what is on top at `point`, for those who do not use it yet.

@@ -3,6 +3,7 @@
 use crate::abi::init;
 use crate::channel::Channel;
 use crate::connections::Connections;
+use crate::daemon::{asked_to_end, tell_parent};
 use crate::fs::Negotiated;
 use crate::mount::{Mount, MountConfig};
 use crate::mount_table::MountId;
@@ -12,13 +13,15 @@ use crate::transport::{self, RingPlace, Transport};
 use crate::upgrade::old::{self, HandedOver};
 use crate::watch::listen::Listener;
 use braidfs::Volume;
+use braidfs_sync::plain::Mutex;
 use rustix::fs::{Mode, OFlags};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread;
 
 /// What the kernel is told to read ahead, KiB: one full READ in flight while one is consumed.
@@ -225,9 +228,11 @@ impl Attached {
         let Self { mount, channel, mut signals } = self;
         let handle = signals.handle();
         let told_to_end = Arc::new(AtomicBool::new(false));
+        let volume = Arc::new(Mutex::new(Weak::new()));
         let watcher = {
             let (mount, told, tenants) = (mount.clone(), told_to_end.clone(), channel.connections().clone());
-            let watch = move || watch(&mount, &tenants, &mut signals, &told);
+            let volume = volume.clone();
+            let watch = move || watch(&mount, &tenants, &mut signals, (&told, &volume));
             thread::Builder::new().name("fuse-signals".into()).spawn(watch)
         };
         let abandon = || {
@@ -239,6 +244,7 @@ impl Attached {
         let mut next = (fresh, rings);
         let result = loop {
             let (fresh, rings) = next;
+            *volume.lock() = fresh.volume();
             let service = Service { channel: channel.clone(), rings, cfg, metrics, abandon: &abandon, over: &over };
             let (fs, prepared) = match session::run(fresh, service, || tell(Progress::Ready)) {
                 Ok(SessionEnd::Stopped(fs, prepared)) => (fs, prepared),
@@ -251,10 +257,8 @@ impl Attached {
                     tracing::info!(pid, "upgraded: another process serves the mount");
                     mount.leave();
                     tell(Progress::HandedOver(pid));
-                    let parent = cfg.upgrade.as_ref().is_some_and(|u| u.supervisor.is_some());
-                    // a parent does that itself
-                    if told_to_end.load(Ordering::SeqCst) && !parent {
-                        hand_on_the_end(pid);
+                    if told_to_end.load(Ordering::SeqCst) {
+                        hand_on_the_end(pid, cfg.upgrade.as_ref().and_then(|u| u.supervisor.as_ref()));
                     }
                     // the thread for signals may wait for an answer of the mount: it ends with this process
                     return Ok(Served::HandedOver);
@@ -287,8 +291,14 @@ impl Attached {
     }
 }
 
-/// Who asked this process to end meant whoever serves the mount.
-fn hand_on_the_end(pid: u32) {
+/// Who asked this process to end meant whoever serves the mount. A parent may have been asked, too: it tells that once.
+fn hand_on_the_end(pid: u32, parent: Option<&OwnedFd>) {
+    if let Some(parent) = parent {
+        if let Err(e) = tell_parent(parent, &asked_to_end()) {
+            tracing::warn!(error = %e, "asked to end, and cannot tell the parent");
+        }
+        return;
+    }
     let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
     if let Some(pid) = pid
         && let Err(e) = rustix::process::kill_process(pid, rustix::process::Signal::TERM)
@@ -298,18 +308,39 @@ fn hand_on_the_end(pid: u32) {
 }
 
 /// Unmounts on the first signal, cuts off on the second.
-fn watch(mount: &Mount, tenants: &Connections, signals: &mut Signals, told: &AtomicBool) {
+fn watch(
+    mount: &Mount,
+    tenants: &Connections,
+    signals: &mut Signals,
+    (told, volume): (&AtomicBool, &Mutex<Weak<Volume>>),
+) {
     for signal in signals.forever() {
         tracing::info!(signal, "asked to end");
         let again = told.swap(true, Ordering::SeqCst);
         if !again {
             tenants.unmount();
         }
-        let done = if again { mount.abort() } else { end(mount) };
+        let done = match again {
+            true => mount.abort(),
+            false if mount.is_covered() => make_durable(volume),
+            false => end(mount),
+        };
         if let Err(e) = done {
             tracing::error!(point = %mount.point().display(), error = %e, "cannot unmount");
         }
     }
+}
+
+/// Where somebody has mounted over the mount it cannot be unmounted: what it holds survives what may come next, a kill for
+/// instance.
+fn make_durable(volume: &Mutex<Weak<Volume>>) -> io::Result<()> {
+    tracing::warn!(
+        "something else is mounted over it: synced, and it goes on; unmount that and then this, or ask again to cut off its users"
+    );
+    // what the kernel holds of it; its root cannot be reached to ask for no more than that
+    rustix::fs::sync();
+    let Some(volume) = volume.lock().upgrade() else { return Ok(()) };
+    volume.sync().map_err(io::Error::other)
 }
 
 /// Unmounts, where it is busy after a sync and lazily.

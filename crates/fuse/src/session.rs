@@ -41,7 +41,7 @@ use server::{RECEIVE_BYTES, Server};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Weak, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -137,6 +137,11 @@ impl Fresh {
         fresh.fs.counters = counters.unwrap_or_else(|| Arc::new(Counters::new(cfg.slow)));
         old::restore(&mut fresh.fs, front)?;
         Ok(fresh)
+    }
+
+    /// What is served.
+    pub fn volume(&self) -> Weak<Volume> {
+        Arc::downgrade(&self.fs.vol)
     }
 
     /// As soon as it is served the kernel writes back what it took of owners with limits, of which nothing is known.

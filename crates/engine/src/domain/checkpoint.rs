@@ -271,7 +271,6 @@ impl Domain {
             self.mark_opened(h);
         }
         h.flags = f.into();
-        self.mark_scratch_in_use(h);
         h.head_pos = self.journal.head().into();
     }
 

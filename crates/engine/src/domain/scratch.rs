@@ -11,7 +11,7 @@
 //! like any other: tables, a flush, the header. A crash before the header's end discards once more.
 //!
 //! While it is made ready for a rest (an unmount, read-only, a journal again) the domain keeps a journal, as it does until
-//! the mount has marked it as in use: then its state on the device is a whole one, with orphans and all.
+//! the mount has marked it as in use, and where it is handed over, until that is done: then its state on the device is a whole one, with orphans and all.
 
 use super::sync::skeleton;
 use super::{Domain, HeaderPair};
@@ -46,6 +46,11 @@ impl Domain {
     /// How it uses its journal, as its header says; `None`: as the mount says.
     pub fn journal_mode(&self) -> Option<JournalMode> {
         JournalMode::from_number(self.journal_use.mode.load(Ordering::Relaxed)).unwrap_or_default()
+    }
+
+    /// Whether it has no journal, but for a rest.
+    pub(crate) fn is_scratch(&self) -> bool {
+        self.journal_mode() == Some(JournalMode::Scratch)
     }
 
     /// What is written when.
@@ -102,7 +107,7 @@ impl Domain {
 
     /// It keeps no journal from now on: the header says durably that it is in use, and has no journal.
     pub(crate) fn begin_scratch(&self) {
-        if self.journal_mode() == Some(JournalMode::Scratch) {
+        if self.is_scratch() {
             let _one = self.commit_lock.lock();
             self.journal_use.keeps.store(false, Ordering::Release);
             self.journal_use.fits.store(false, Ordering::Release);
@@ -146,7 +151,7 @@ impl Domain {
     }
 
     /// The header of a domain that is told of as in use: of one without a journal nothing is believed from now on.
-    pub(super) fn mark_scratch_in_use(&self, h: &mut DomainHeader) {
+    pub(crate) fn mark_scratch_in_use(&self, h: &mut DomainHeader) {
         if !planted(Bug::ScratchUntold) && !planted(Bug::ScratchToldLate) {
             h.scratch_at_rest = 0;
         }
@@ -175,7 +180,7 @@ impl Domain {
 
     /// Whether the header keeps this one, which is the root directory of a domain without a journal.
     pub(crate) fn keeps_root(&self, c: &Cell) -> bool {
-        self.journal_mode() == Some(JournalMode::Scratch) && self.is_tenant_root(c.ino)
+        self.is_scratch() && self.is_tenant_root(c.ino)
     }
 
     /// Has the header keep what has changed of the root directory, durably, where this is one of a domain without a journal.

@@ -49,7 +49,8 @@ impl Volume {
 
     /// [`Volume::mount`] behind a [`Volume::unmount_holding`], whose list this is: what is on it is held as it was, and stays
     /// where it has no name until it is given back ([`Volume::forget`]). Inodes without a name that are not on it are
-    /// reclaimed, as by any mount.
+    /// reclaimed, as by any mount. Tenants without a journal keep one until [`Volume::end_hand_over`], so that another mount by
+    /// the same list finds what is in them.
     ///
     /// # Errors
     /// As [`Volume::mount`]; [`Error::HeldGone`] where an inode of the list is not there: nothing was reclaimed then.
@@ -256,7 +257,7 @@ impl MountedVolume {
         if holding {
             self.all_domains_work()?;
         }
-        self.start(recovered)?;
+        self.start(recovered, holding)?;
         if holding {
             // recovery goes on without a domain that it cannot recover
             self.all_domains_work()?;
@@ -278,7 +279,7 @@ impl MountedVolume {
     }
 
     /// Completes recovery, makes it durable, and marks the domains as in use.
-    fn start(self: &Arc<Self>, recovered: Vec<Recovered>) -> Result<()> {
+    fn start(self: &Arc<Self>, recovered: Vec<Recovered>, holding: bool) -> Result<()> {
         let dirty = recovered.iter().any(|r| r.dirty);
         if dirty {
             let n: usize = recovered.iter().map(|r| r.transactions).sum();
@@ -300,7 +301,7 @@ impl MountedVolume {
             // only the daemon may have died, right after it wrote a header: none is written over the other one before
             self.store.device(0).flush()?;
         }
-        self.mark_all_used(dirty)?;
+        self.mark_all_used(dirty, holding)?;
         if dirty {
             if let Err(e) = self.tell_size() {
                 tracing::warn!("a superblock besides the one that counts tells of another size: {e}");

@@ -100,8 +100,10 @@ impl Volume {
         })?;
         if !first {
             // a volume that was mounted read-only has done this already
-            mounted.mark_all_used(false)?;
+            mounted.mark_all_used(false, false)?;
         }
+        // a hand-over of the read-only volume has left them at rest
+        mounted.end_hand_over()?;
         mounted.shared.closing.store(false, Ordering::SeqCst);
         mounted.shared.read_only.store(false, Ordering::SeqCst);
         if mounted.shared.options.background {

@@ -10,7 +10,7 @@ use crate::domain::Domain;
 use crate::domain::checkpoint::Begun;
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
-use braidfs_format::domain::JournalMode;
+use braidfs_format::domain::DomainHeader;
 use braidfs_sync::plain::Mutex;
 use std::io;
 
@@ -29,27 +29,38 @@ impl MountedVolume {
         all.outcome
     }
 
-    /// The headers of all domains that work say that these are in use ([`Domain::mark_in_use`]).
+    /// The headers of all domains that work say that these are in use ([`Domain::mark_in_use`]). `holding`: those without a
+    /// journal stay at rest, and keep one until [`Self::end_hand_over`].
     ///
     /// # Errors
     /// Of a device.
-    pub(super) fn mark_all_used(&self, after_crash: bool) -> Result<()> {
+    pub(super) fn mark_all_used(&self, after_crash: bool, holding: bool) -> Result<()> {
         let mut all = Steps::of(self);
-        let marked = all.step(all.working(), |d, ()| d.change_header(|h| d.mark_in_use(h, after_crash)));
+        let mark = |d: &Domain, h: &mut DomainHeader| {
+            d.mark_in_use(h, after_crash);
+            if !holding {
+                d.mark_scratch_in_use(h);
+            }
+        };
+        let marked = all.step(all.working(), |d, ()| d.change_header(|h| mark(d, h)));
         let durable = all.flush(marked, |_| vec![0]);
-        // Of a domain without a journal both copies say so: the loss of one must not bring back that it was at rest.
-        let (scratch, others): (Vec<_>, Vec<_>) =
-            durable.into_iter().partition(|(d, _)| d.journal_mode() == Some(JournalMode::Scratch));
-        let mut told = others;
-        if !scratch.is_empty() {
-            let going = scratch.iter().map(|(d, seq)| (*d, d.note_header_durable(*seq))).collect();
-            let again = all.step(going, |d, ()| d.change_header(|h| d.mark_scratch_late(h)));
-            told.extend(if planted(Bug::ScratchToldLate) { again } else { all.flush(again, |_| vec![0]) });
+        durable.iter().for_each(|(d, seq)| d.note_header_durable(*seq));
+        if !holding {
+            all.begin_scratch(durable.into_iter().filter(|(d, _)| d.is_scratch()).map(|(d, _)| (d, ())).collect());
         }
-        told.into_iter().for_each(|(d, seq)| {
-            d.note_header_durable(seq);
-            d.begin_scratch();
-        });
+        all.outcome
+    }
+
+    /// Nobody else may mount the volume by the same list any more: domains without a journal have none from now on.
+    ///
+    /// # Errors
+    /// Of a device: domains without a journal keep one.
+    pub(crate) fn end_hand_over(&self) -> Result<()> {
+        let mut all = Steps::of(self);
+        let held = all.working().into_iter().filter(|(d, ())| d.is_scratch() && d.keeps_journal()).collect();
+        let marked = all.step(held, |d, ()| d.change_header(|h| d.mark_scratch_in_use(h)));
+        let durable = all.flush(marked, |_| vec![0]);
+        all.begin_scratch(durable.into_iter().map(|(d, seq)| (d, d.note_header_durable(seq))).collect());
         all.outcome
     }
 
@@ -106,6 +117,20 @@ struct Steps<'m> {
 }
 
 impl<'m> Steps<'m> {
+    /// These have no journal from now on, as one copy of their headers says. Then both do: the loss of one must not bring back
+    /// that they were at rest.
+    fn begin_scratch(&mut self, going: Going<'m, ()>) {
+        if going.is_empty() {
+            return;
+        }
+        let again = self.step(going, |d, ()| d.change_header(|h| d.mark_scratch_late(h)));
+        let told = if planted(Bug::ScratchToldLate) { again } else { self.flush(again, |_| vec![0]) };
+        told.into_iter().for_each(|(d, seq)| {
+            d.note_header_durable(seq);
+            d.begin_scratch();
+        });
+    }
+
     fn of(mounted: &'m MountedVolume) -> Self {
         Self { mounted, outcome: Ok(()) }
     }

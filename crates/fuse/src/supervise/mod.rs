@@ -77,6 +77,8 @@ const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// How often a serving process is looked at that may be half dead.
 const LOOK: Duration = Duration::from_secs(1);
+/// So much of what a serving process has said is kept; a hand-over says at most 4 KiB.
+const HEARD_BYTES: usize = 64 << 10;
 /// How often a mount point is looked at that somebody has mounted over.
 const COVERED_WAIT: Duration = Duration::from_secs(1);
 
@@ -536,16 +538,9 @@ impl Child {
 
     /// The process has ended: whether another one has taken its place, which is this one's child then; and its program.
     fn follow(&mut self, stopping: bool) -> io::Result<Option<Option<PathBuf>>> {
-        let (mut said, mut buf) = (std::mem::take(&mut self.heard), [0; 4096]);
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // What it said while it served; others may have the other end.
-        while poll(&mut [PollFd::new(&self.pipe, PollFlags::IN)], Some(&now)).is_ok_and(|n| n > 0) {
-            match self.pipe.read(&mut buf)? {
-                0 => break,
-                n => said.extend_from_slice(&buf[..n]),
-            }
-        }
-        let Some(Handing { pid, program }) = handed_to(&said) else { return Ok(None) };
+        self.hear()?;
+        let said = std::mem::take(&mut self.heard);
+        let Some(Handing { pid, program, asked_to_end }) = handed_to(&said) else { return Ok(None) };
         let Some(pid) = Pid::from_raw(pid) else { return Ok(None) };
         // It may have ended by now; that is waited for as for others.
         let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
@@ -556,11 +551,29 @@ impl Child {
             Err(e) => return Err(e.into()),
         }
         tracing::info!(pid = pid.as_raw_pid(), "another process serves: it is followed");
-        if stopping {
+        if stopping || asked_to_end {
             // the one before was told, and may have had no time for it
             kill_process(pid, Signal::TERM)?;
         }
         Ok(Some(program.or_else(|| successor::program_of(pid))))
+    }
+
+    /// Reads what it has said while it serves, so that the pipe has room. Others may have the other end.
+    fn hear(&mut self) -> io::Result<()> {
+        let mut buf = [0; 4096];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        while poll(&mut [PollFd::new(&self.pipe, PollFlags::IN)], Some(&now)).is_ok_and(|n| n > 0) {
+            match self.pipe.read(&mut buf)? {
+                0 => break,
+                n => self.heard.extend_from_slice(&buf[..n]),
+            }
+        }
+        // the last hand-over counts, in whole lines
+        if self.heard.len() > HEARD_BYTES {
+            let rest = self.heard.split_off(self.heard.len() - HEARD_BYTES / 2);
+            self.heard = rest.into_iter().skip_while(|b| *b != b'\n').collect();
+        }
+        Ok(())
     }
 
     /// Waits for the end of the process, and sees to it: a thread of it that waits in the kernel for pages of `mounted` to be
@@ -581,6 +594,7 @@ impl Child {
                 self.status = Some(status);
                 return Ok(status);
             }
+            self.hear()?;
             self.take_signal(signals, LOOK, stopping)?;
             if half_dead.stays()
                 && let Some(id) = mounted

@@ -15,7 +15,10 @@
 //! | end | ends | answers the request that asked for all this | the new one serves: the connection ends with it |
 //!
 //! No request is received between *stop* and *Going*: they wait in the kernel. So each is served once, and none is served
-//! by a process whose volume misses what another one acknowledged: nothing is acknowledged that is not durable by then.
+//! by a process whose volume misses what another one acknowledged: nothing is acknowledged that is not durable by then. Where
+//! the old one cannot close the volume, so that some of that may be gone, and where it cannot know that the new one has not
+//! served, the connection ends as after a crash. Tenants without a journal are told of as in use only when it is known who
+//! serves ([`Volume::end_hand_over`]): nobody finds them discarded on the way.
 //! The connection lives as long as one of the two has a descriptor of it, and the new one gets it with the record only, when
 //! all is durable: it never outlives an old process that was killed with something to lose.
 //!
@@ -73,6 +76,13 @@ pub(crate) fn mount_again(
         ..options.clone()
     };
     Volume::mount_holding(devices, options, held)
+}
+
+/// This process serves the volume from now on, and no other one mounts it by the same list.
+pub(crate) fn end_hand_over(vol: &Volume) {
+    if let Err(e) = vol.end_hand_over() {
+        tracing::error!(error = %e, "tenants without a journal keep one until the next mount");
+    }
 }
 
 /// A variable that names a file, for tests: where that has the line `STEP WHAT` the process that comes to the step removes the

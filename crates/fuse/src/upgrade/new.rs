@@ -2,7 +2,7 @@
 
 use super::record::{OLDEST, Offer, Record, VERSION, check_version, held_of, tells_quota_grants};
 use super::wire::{Peer, ToNew, ToOld};
-use super::{at_step, mount_again};
+use super::{at_step, end_hand_over, mount_again};
 use crate::channel::Channel;
 use crate::control::UpgradeArg;
 use crate::fs::Negotiated;
@@ -104,6 +104,7 @@ impl Heir {
         cfg.upgrade = Some(Arc::new(upgrade));
         let mount = Arc::new(Mount::of(point, mount.and_then(|id| id.parse().ok()), cfg.guard.clone()));
         // until it serves, the mount is the other one's
+        let volume = Arc::clone(&vol);
         let fresh = at_step("new-mounting")
             .and_then(|()| Fresh::again(vol, negotiated, &cfg, mount.dirty_limit(), front, None));
         let fresh = match fresh {
@@ -137,6 +138,9 @@ impl Heir {
         mount.guard();
         let _ = peer.send(&ToOld::Going, &[]);
         let _ = at_step("new-going");
+        end_hand_over(&volume);
+        // nobody but the serving threads has it when they stop
+        drop(volume);
         for device in &devices {
             device.keep();
             if device.is_without_claim() {

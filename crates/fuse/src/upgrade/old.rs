@@ -5,12 +5,12 @@ use super::record::{
 };
 use super::stop::Stop;
 use super::wire::{ENDED, FDS_MAX, Peer, ToNew, ToOld};
-use super::{Upgradable, at_step, mount_again};
+use super::{Upgradable, at_step, end_hand_over, mount_again};
 use crate::abi;
 use crate::channel::Channel;
 use crate::control::UpgradeArg;
 use crate::counters::Counters;
-use crate::daemon::Handing;
+use crate::daemon::{Handing, tell_parent};
 use crate::fs::{BraidFs, Context, Negotiated};
 use crate::handles::Handles;
 use crate::mount::Mount;
@@ -93,6 +93,12 @@ impl New {
             Ok(status) => status.to_string(),
             Err(e) => e.to_string(),
         }
+    }
+
+    /// Whether it had begun to serve, now that it is ended: what it said before stays readable.
+    fn said_going(&self) -> bool {
+        std::iter::from_fn(|| self.peer.receive::<ToOld>(Some(Duration::ZERO)).ok().flatten())
+            .any(|(said, _)| said == ToOld::Going)
     }
 
     fn receive(&self, within: Duration) -> Result<ToOld, String> {
@@ -468,44 +474,45 @@ pub(crate) fn hand_over(fs: BraidFs, prepared: Prepared, served: &Served<'_>) ->
             return HandedOver::No { vol, front: Box::new(front), handles: Box::new(handles), counters };
         }
     };
-    let (mut held, now) = (vol.held_list(), vol.options_now());
-    let why = match vol.unmount_holding() {
-        Ok(list) => {
-            held = list;
-            tracing::info!(held = held.len(), handles = front.handles.len(), "upgrade: the volume is closed");
-            let all = All { config, devices: &devices, front: &front, held: &held };
-            // It goes on where this process is killed in the midst.
-            served.mount.unguard();
-            match give(&new, &asked, &all, served) {
-                Ok(()) => {
-                    new.released = true;
-                    asked.later.taken();
-                    return HandedOver::To(new.child.id());
-                }
-                Err(why) => why,
-            }
-        }
+    let now = vol.options_now();
+    let held = match vol.unmount_holding() {
+        Ok(held) => held,
         Err(e) => {
             let braidfs::NotHandedOver { error, volume, .. } = *e;
             let why = format!("the volume cannot be closed: {error}");
-            if let Some(vol) = volume {
-                drop(new);
-                asked.refuse(&why);
-                return HandedOver::No {
-                    vol: Arc::new(vol),
-                    front: Box::new(front),
-                    handles: Box::new(handles),
-                    counters,
-                };
-            }
-            why
+            drop(new);
+            asked.refuse(&why);
+            return match volume {
+                Some(vol) => {
+                    HandedOver::No { vol: Arc::new(vol), front: Box::new(front), handles: Box::new(handles), counters }
+                }
+                // What was acknowledged last may be gone: the kernel must not go on with it.
+                None => HandedOver::Lost(error),
+            };
         }
     };
+    tracing::info!(held = held.len(), handles = front.handles.len(), "upgrade: the volume is closed");
+    // It goes on where this process is killed in the midst.
+    served.mount.unguard();
+    let why = match give(&new, &asked, &All { config, devices: &devices, front: &front, held: &held }, served) {
+        Ok(()) => {
+            new.released = true;
+            asked.later.taken();
+            return HandedOver::To(new.child.id());
+        }
+        Err(why) => why,
+    };
     let status = new.end();
+    if new.said_going() {
+        // Between the last look at it and its end it may have acknowledged what is on no device.
+        asked.refuse(&format!("the new process said too late that it serves, and was ended ({status})"));
+        return HandedOver::Lost(braidfs::Error::Busy("the process that was to serve it answered too late".into()));
+    }
     served.mount.guard();
     devices.iter().for_each(|d| d.keep());
     match mount_again(&devices, &config.options, &now, &held) {
         Ok(vol) => {
+            end_hand_over(&vol);
             asked.refuse(&format!("{why} ({status})"));
             HandedOver::No { vol: Arc::new(vol), front: Box::new(front), handles: Box::new(handles), counters }
         }
@@ -532,9 +539,9 @@ fn give(new: &New, asked: &Asked, all: &All<'_>, served: &Served<'_>) -> Result<
     check_needs(new.version, all.front.needs())?;
     all.devices.iter().for_each(|d| d.lend());
     if let Some(parent) = &all.config.supervisor {
-        let handing = Handing { pid: new.child.id().cast_signed(), program: Some(new.program.clone()) };
-        // One that is gone no longer cares.
-        let _ = rustix::io::write(parent, &handing.said());
+        let handing =
+            Handing { pid: new.child.id().cast_signed(), program: Some(new.program.clone()), asked_to_end: false };
+        tell_parent(parent, &handing.said()).map_err(|e| format!("its parent cannot be told: {e}"))?;
     }
     let (channel, unique) = asked.later.place().ok_or("the request did not come by the device")?;
     let record = Record {
@@ -605,4 +612,24 @@ pub(crate) fn restore(fs: &mut BraidFs, front: Front) -> Result<(), String> {
         fs.device_job = braidfs_sync::Mutex::new(Some(Job::of_handed(job)));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_ended_process_said_is_heard() {
+        for (said, going) in [(None, false), (Some(ToOld::Refused("no".into())), false), (Some(ToOld::Going), true)] {
+            let (peer, theirs) = Peer::pair().unwrap();
+            let child = Command::new("/bin/true").spawn().unwrap();
+            let mut new = New { child, program: "/bin/true".into(), peer, version: VERSION, released: false };
+            let theirs = Peer::of(theirs);
+            let words = [Some(ToOld::Mounted), said];
+            words.iter().flatten().for_each(|word| theirs.send(word, &[]).unwrap());
+            drop(theirs);
+            new.end();
+            assert_eq!(new.said_going(), going, "{words:?}");
+        }
+    }
 }

@@ -148,6 +148,16 @@ impl Volume {
         }
     }
 
+    /// Behind [`Volume::mount_holding`], once no other mount may follow by the same list: tenants without a journal have none
+    /// from now on. Until then what is done to them survives a crash, and costs as much as for others.
+    ///
+    /// # Errors
+    /// Of a device: they keep a journal.
+    pub fn end_hand_over(&self) -> Result<()> {
+        let mounted = self.mounted();
+        if mounted.shared.read_only.load(Ordering::Relaxed) { Ok(()) } else { mounted.end_hand_over() }
+    }
+
     /// Of a volume that is read-only, which an unmount closes as it is: no change is in memory only.
     fn check_as_on_devices(&self) -> Result<()> {
         let mounted = self.mounted();
