@@ -394,6 +394,42 @@ fn any_crash_leaves_each_file_old_or_new() {
     assert!(states.iter().all(|n| *n > 50), "old and new states: {states:?}");
 }
 
+/// A loss of power may leave a block that was being written unreadable. It is of an fsync that had not come back: the volume is
+/// mounted without that one, and the mount and a check say so, since it might be damage all the same.
+#[test]
+fn a_block_that_cannot_be_read_costs_its_fsync_alone() {
+    let mem = made(2);
+    let v = mount(mem.clone());
+    for (name, value) in [("a", 1), ("b", 2)] {
+        let f = open(&v, name);
+        v.write(&f, 0, &[value; 16 * PAGE]).unwrap();
+        v.fsync(f.ino(), false).unwrap();
+    }
+    v.crash();
+    let (image, mut block) = (mem.snapshot(), vec![0; PAGE]);
+    let is_of_b = |at: &u64| {
+        image.read(*at, &mut block).unwrap();
+        block == [2; PAGE]
+    };
+    // recovery writes to none so far behind
+    let bad = image.used().filter(is_of_b).max().unwrap();
+    let with_bad = || {
+        let d = FaultDevice::new(Arc::new(MemDevice::from_image(image.clone())), 1);
+        d.add(Rule::new(Op::Read, Effect::Fail(5)).blocks(bad..bad + 1));
+        Arc::new(d)
+    };
+    let v = mount(with_bad());
+    assert_eq!(content(&v, "a"), Some(vec![1; 16 * PAGE]));
+    assert_eq!(content(&v, "b"), None);
+    let tells = |told: &[String]| told.iter().filter(|t| t.contains("cannot be read")).count();
+    assert_eq!(tells(v.recovery_traces()), 1, "{:?}", v.recovery_traces());
+    v.unmount().unwrap();
+    let how = FsckOptions { repair: false, force: true };
+    let found = check(&[with_bad() as Arc<dyn Device>], &how, &braidfs::JournalReplay, &|_, _, _| {}).unwrap();
+    assert_eq!(found.findings, vec![]);
+    assert_eq!(tells(&found.notes), 1, "{:?}", found.notes);
+}
+
 /// Blocks that are only allocated get their data, and then the record that says so: whatever part of it a crash leaves, each
 /// is of zeros or as written, and never what the device held there before.
 #[test]

@@ -16,11 +16,11 @@ pub type ReplayError = Box<dyn std::error::Error + Send + Sync>;
 /// Replays journals: what a check leaves to the engine before it looks at a volume that was not unmounted.
 pub trait Replay: Sync {
     /// Replays the journals of all domains of the volume on `devices`, finishes what operations between domains left to
-    /// do, and leaves the volume as an unmount does.
+    /// do, and leaves the volume as an unmount does. What in the journals was cut off by a crash, or is damaged, each in a sentence.
     ///
     /// # Errors
     /// Where the volume cannot be mounted, or of a device; the volume may then be changed in part.
-    fn replay_volume(&self, devices: &[Arc<dyn Device>]) -> Result<(), ReplayError>;
+    fn replay_volume(&self, devices: &[Arc<dyn Device>]) -> Result<Vec<String>, ReplayError>;
 
     /// Applies the committed transactions among `chunks` to the tables of `domain`, which owns `groups`, by itself: no
     /// names, no other domains, nothing that was only synced. Writes the tables, durably, as a checkpoint whose number

@@ -52,15 +52,32 @@ pub fn run(devices: &[Arc<dyn Device>], replay: &dyn Replay) -> Result<Prepared>
     torn_copies(&mut p, &sound);
     super::prepare_replay(devices)?;
     note_chunks(devices, &mut p)?;
-    let Err(first) = replay.replay_volume(devices) else { return Ok(p) };
+    let first = match replay.replay_volume(devices) {
+        Ok(traces) => return Ok(p.with_notes(traces)),
+        Err(why) => why,
+    };
     tracing::info!("the journals cannot be replayed as they are: {first}");
     cut_journals(devices, &mut p)?;
-    if let Err(e) = replay.replay_volume(devices) {
-        p.log.domain = None;
-        p.log.add(codes::REPLAY_FAILED, None, format!("{e}: every journal is replayed by itself"));
-        replay_tables(devices, replay, &mut p)?;
-    }
+    let e = match replay.replay_volume(devices) {
+        Ok(traces) => return Ok(p.with_notes(traces)),
+        Err(why) => why,
+    };
+    p.log.domain = None;
+    p.log.add(codes::REPLAY_FAILED, None, format!("{e}: every journal is replayed by itself"));
+    replay_tables(devices, replay, &mut p)?;
     Ok(p)
+}
+
+impl Prepared {
+    /// What a replay tells: of the chunks that [`note_chunks`] has told of, and of the data that came with them.
+    fn with_notes(mut self, traces: Vec<String>) -> Self {
+        for t in traces {
+            if !self.notes.contains(&t) {
+                self.notes.push(t);
+            }
+        }
+        self
+    }
 }
 
 fn is_dirty(d: &Domain) -> bool {

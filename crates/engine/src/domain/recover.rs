@@ -124,7 +124,7 @@ impl Opening<'_> {
         rec.traces = self.journal.traces(&chunks, end, header.last_tx.get())?;
         let tables = Tables { geometry: self.store.geometry(), space: self.space, nodes: self.nodes };
         let last = replay(self.id, &chunks, &tables, header, workers, rec)?;
-        rec.forward = newest_records(self.store, &chunks, last, workers, &mut rec.claims)?;
+        rec.forward = newest_records(self.store, &chunks, last, workers, rec)?;
         let newest = chunks.iter().map(|c| c.tx.0).max().unwrap_or(0).max(last);
         let keep = (!chunks.is_empty()).then(|| self.journal.tail());
         self.journal.set_head(end.max(self.journal.head()));

@@ -6,6 +6,7 @@ use braidfs_format::super_block::SuperBlock;
 use braidfs_sync::plain::Mutex;
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -18,6 +19,8 @@ pub(crate) struct TestDevice {
     pub broken: AtomicBool,
     /// Calls of `read`.
     pub reads: AtomicU64,
+    /// Reads that touch one of these blocks fail.
+    pub unreadable: Mutex<Range<u64>>,
 }
 
 impl TestDevice {
@@ -40,6 +43,10 @@ impl Device for TestDevice {
     }
     fn read(&self, block: u64, buf: &mut [u8]) -> io::Result<()> {
         self.reads.fetch_add(1, Relaxed);
+        let bad = self.unreadable.lock().clone();
+        if block < bad.end && bad.start < block + (buf.len() / BLOCK_BYTES) as u64 {
+            return Err(io::Error::other("unreadable"));
+        }
         let at = block as usize * BLOCK_BYTES;
         buf.copy_from_slice(self.durable.lock().get(at..at + buf.len()).ok_or(io::ErrorKind::UnexpectedEof)?);
         for (b, data) in self.cache.lock().range(block..block + (buf.len() / BLOCK_BYTES) as u64) {

@@ -24,14 +24,16 @@ const CACHE: u64 = 64 << 20;
 pub struct JournalReplay;
 
 impl Replay for JournalReplay {
-    fn replay_volume(&self, devices: &[Arc<dyn Device>]) -> Result<(), ReplayError> {
+    fn replay_volume(&self, devices: &[Arc<dyn Device>]) -> Result<Vec<String>, ReplayError> {
         let options = MountOptions { background: false, cache_bytes: CACHE, ..MountOptions::default() };
         let volume = Volume::mount(devices.to_vec(), options)?;
         if let Err(e) = volume.collect_stale() {
             // the check of the names does that, and more
             tracing::debug!("stale entries: {e}");
         }
-        Ok(volume.unmount()?)
+        let traces = volume.recovery_traces().to_vec();
+        volume.unmount()?;
+        Ok(traces)
     }
 
     fn replay_tables(

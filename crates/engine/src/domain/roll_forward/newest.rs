@@ -3,7 +3,7 @@
 //! Decoding, and the comparison of data with its checksums, is done by several threads, chunk by chunk and run by run of
 //! blocks; which record is the newest is decided in the order of the chunks.
 
-use crate::domain::recovered::{Claim, Forward};
+use crate::domain::recovered::{Claim, Forward, Recovered};
 use crate::error::Result;
 use crate::planted::{Bug, planted};
 use crate::store::Store;
@@ -24,21 +24,23 @@ const RUN_BLOCKS: u64 = 256;
 /// Blocks between two that are wanted which are read rather than passed over by another request.
 const GAP_BLOCKS: u64 = 8;
 
-/// Of the roll-forward chunks of transactions after `last`, per inode its newest records; all names that they claim go to `claims`.
+/// Of the roll-forward chunks of transactions after `last`, per inode its newest records. All names that they claim go to the
+/// claims of `rec`, and to its traces goes what came with an fsync and cannot be read.
 ///
 /// # Errors
-/// `Corrupt` where an inode does not hold; of the device.
+/// `Corrupt` where an inode does not hold; of a device that answers nothing.
 pub(in crate::domain) fn newest_records(
     store: &Store,
     chunks: &[Chunk],
     last: u64,
     workers: &Workers,
-    claims: &mut Vec<Claim>,
+    rec: &mut Recovered,
 ) -> Result<Vec<Forward>> {
+    let Recovered { claims, traces, .. } = rec;
     let mut forward: Vec<&Chunk> =
         chunks.iter().filter(|c| c.kind == ChunkKind::RollForward && c.tx.0 > last).collect();
     forward.sort_by_key(|c| c.pos);
-    let torn = torn(store, &forward, workers)?;
+    let torn = torn(store, &forward, workers, traces)?;
     let names =
         workers.each(forward.len(), FEW_CHUNKS, |i| if torn[i] { Ok(Vec::new()) } else { claims_of(forward[i]) })?;
     let mut merged: BTreeMap<NodeId, NodeRecordRef<'_>> = BTreeMap::new();
@@ -108,8 +110,18 @@ impl Piece<'_> {
     }
 }
 
+/// A piece that does not hold.
+struct Wrong {
+    /// The chunk with which it came.
+    chunk: usize,
+    /// Where it begins, if it could not be read.
+    unreadable: Option<u64>,
+}
+
 /// Which of `chunks`, in the order of their positions, are torn: the data blocks that came with them did not reach the device.
-fn torn(store: &Store, chunks: &[&Chunk], workers: &Workers) -> Result<Vec<bool>> {
+/// A write that a crash cuts off may also leave blocks that cannot be read. They might as well have been durable, and gone bad since:
+/// `traces` is told of them.
+fn torn(store: &Store, chunks: &[&Chunk], workers: &Workers, traces: &mut Vec<String>) -> Result<Vec<bool>> {
     let mut torn = vec![false; chunks.len()];
     if planted(Bug::DataUnchecked) {
         return Ok(torn);
@@ -139,7 +151,21 @@ fn torn(store: &Store, chunks: &[&Chunk], workers: &Workers) -> Result<Vec<bool>
     pieces.sort_unstable_by_key(|p| (p.addr, p.chunk));
     let runs = runs(&pieces);
     let wrong = workers.each_with(runs.len(), 1, || None, |buf, i| compare(store, &pieces[runs[i].clone()], buf))?;
-    wrong.into_iter().flatten().for_each(|chunk| torn[chunk] = true);
+    let mut unreadable = BTreeMap::new();
+    for w in wrong.into_iter().flatten() {
+        torn[w.chunk] = true;
+        if let Some(addr) = w.unreadable {
+            unreadable.entry(w.chunk).or_insert(addr);
+        }
+    }
+    for (chunk, addr) in unreadable {
+        let c = chunks[chunk];
+        traces.push(format!(
+            "journal of {}, position {}: data that was synced cannot be read, at block {addr} or behind it: cut off by the crash, \
+             or damaged; if damaged, what was synced with it is lost",
+            c.domain, c.pos
+        ));
+    }
     Ok(torn)
 }
 
@@ -162,8 +188,8 @@ fn runs(pieces: &[Piece<'_>]) -> Vec<Range<usize>> {
     runs
 }
 
-/// Reads a run; chunks of which some piece does not hold.
-fn compare(store: &Store, run: &[Piece<'_>], buf: &mut Option<AlignedBuf>) -> Result<Vec<usize>> {
+/// Reads a run; the pieces of it that do not hold.
+fn compare(store: &Store, run: &[Piece<'_>], buf: &mut Option<AlignedBuf>) -> Result<Vec<Wrong>> {
     let Some(first) = run.first().map(|p| p.addr) else { return Ok(Vec::new()) };
     let blocks = run.iter().map(|p| p.end() - first).max().unwrap_or(0) as usize;
     let bytes = blocks * BLOCK_BYTES;
@@ -177,14 +203,24 @@ fn compare(store: &Store, run: &[Piece<'_>], buf: &mut Option<AlignedBuf>) -> Re
     for p in run {
         let at = (p.addr - first) as usize * BLOCK_BYTES;
         let blocks = &mut buf[at..at + p.sums.len() * BLOCK_BYTES];
-        if !together {
-            store.read(BlockAddr(p.addr), blocks)?;
-        }
-        if !p.holds(blocks) {
-            wrong.push(p.chunk);
+        if !together && let Err(why) = store.read(BlockAddr(p.addr), blocks) {
+            // what is on a device that is away is not lost, and must not be given up
+            if !answers(store, BlockAddr(p.addr)) {
+                return Err(why.into());
+            }
+            wrong.push(Wrong { chunk: p.chunk, unreadable: Some(p.addr) });
+        } else if !p.holds(blocks) {
+            wrong.push(Wrong { chunk: p.chunk, unreadable: None });
         }
     }
     Ok(wrong)
+}
+
+/// Whether the device of a block reads at least the first block of the same group.
+fn answers(store: &Store, addr: BlockAddr) -> bool {
+    let g = store.geometry();
+    let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
+    store.read(g.group_start(g.group_of(addr)), &mut block).is_ok()
 }
 
 #[cfg(test)]
@@ -232,8 +268,8 @@ mod tests {
 
     fn torn_of(store: &Store, chunks: &[Chunk]) -> Vec<bool> {
         let all: Vec<&Chunk> = chunks.iter().collect();
-        let one = torn(store, &all, &Workers::alone()).unwrap();
-        assert_eq!(one, torn(store, &all, &Workers::always(3)).unwrap());
+        let one = torn(store, &all, &Workers::alone(), &mut Vec::new()).unwrap();
+        assert_eq!(one, torn(store, &all, &Workers::always(3), &mut Vec::new()).unwrap());
         one
     }
 
@@ -243,7 +279,10 @@ mod tests {
         let (n, piece) = (2 * RUN_BLOCKS as usize + 88, RUN_BLOCKS as usize);
         let mut sums = of(100, n);
         let before = device.reads.load(Relaxed);
-        assert_eq!(torn(&store, &[&chunk(5, 0, &[(100, sums.clone())])], &Workers::alone()).unwrap(), [false]);
+        assert_eq!(
+            torn(&store, &[&chunk(5, 0, &[(100, sums.clone())])], &Workers::alone(), &mut Vec::new()).unwrap(),
+            [false]
+        );
         assert_eq!(device.reads.load(Relaxed) - before, 3, "no more than a run at a time is in memory");
         for at in [0, piece - 1, piece, 2 * piece - 1, 2 * piece, n - 1] {
             sums[at] ^= 1;
@@ -252,6 +291,33 @@ mod tests {
         }
         assert_eq!(torn_of(&store, &[chunk(5, 0, &[(100, Vec::new())])]), [false]);
         assert_eq!(torn_of(&store, &[chunk(5, 0, &[((1 << 48) - 1, sums)])]), [true]);
+    }
+
+    #[test]
+    fn a_block_that_cannot_be_read_is_torn_and_told() {
+        const START: u64 = 8;
+        let (device, store, of) = filled();
+        let unreadable = |blocks: Range<u64>| *device.unreadable.lock() = START + blocks.start..START + blocks.end;
+        let both = [chunk(5, 0, &[(100, of(100, 10))]), chunk(6, 1, &[(112, of(112, 10))])];
+        let torn_of = |chunks: &[Chunk]| {
+            let mut traces = Vec::new();
+            (torn(&store, &chunks.iter().collect::<Vec<_>>(), &Workers::alone(), &mut traces), traces)
+        };
+        // both are read together otherwise
+        unreadable(105..106);
+        let (found, traces) = torn_of(&both);
+        assert_eq!(found.unwrap(), [true, false]);
+        assert!(traces.len() == 1 && traces[0].starts_with("journal of domain 0, position 0:"), "{traces:?}");
+        // nobody wants it
+        unreadable(110..111);
+        assert!(matches!(torn_of(&both), (Ok(found), traces) if found == [false, false] && traces.is_empty()));
+        // an fsync of the same file came later, so this one was durable
+        unreadable(105..106);
+        let again = [chunk(5, 0, &[(100, of(100, 10))]), chunk(5, 1, &[(112, of(112, 10))])];
+        assert!(matches!(torn_of(&again), (Ok(found), traces) if found == [false, false] && traces.is_empty()));
+        // nothing can be read: what was synced may be there again when the device is
+        unreadable(0..1024);
+        assert!(torn_of(&both).0.is_err());
     }
 
     /// Small files that were synced one after the other lie side by side, and are read together; whose is torn is told all the
@@ -269,7 +335,8 @@ mod tests {
             .collect();
         rng.shuffle(&mut chunks);
         let before = device.reads.load(Relaxed);
-        assert!(!torn(&store, &chunks.iter().collect::<Vec<_>>(), &Workers::alone()).unwrap().contains(&true));
+        let all: Vec<&Chunk> = chunks.iter().collect();
+        assert!(!torn(&store, &all, &Workers::alone(), &mut Vec::new()).unwrap().contains(&true));
         assert_eq!(device.reads.load(Relaxed) - before, 4, "800 blocks");
         // overlapping claims, of which one is wrong
         let overlap = [
