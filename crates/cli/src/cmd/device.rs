@@ -435,7 +435,7 @@ fn drained(place: &Place, target: &Path, answer: &DeviceAnswer) -> String {
     if drain.bytes > 0 {
         let bytes = text::size(drain.bytes);
         out += &format!(
-            "\n  {bytes} did not move: there is no room elsewhere, or they have a fixed place (chattr +C, fallocate, removed and open)"
+            "\n  {bytes} did not move: there is no room elsewhere, they have a fixed place (chattr +C, fallocate, removed and open), or cannot be read"
         );
     }
     if drain.inodes > 0 {

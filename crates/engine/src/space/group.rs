@@ -9,7 +9,7 @@ use crate::planted::{Bug, planted};
 use crate::store::Store;
 use braidfs_format::geometry::SEGMENT_BLOCKS;
 use braidfs_format::group::{GroupHeader, OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, SegmentTable, claim_seq};
-use braidfs_format::{BLOCK_BYTES, BlockAddr, Corrupt, DomainId};
+use braidfs_format::{BLOCK_BYTES, BlockAddr, Corrupt, DomainId, TxId};
 use braidfs_sync::{Mutex, rank};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
@@ -75,6 +75,8 @@ pub(super) struct SegmentState {
     pub discarding: bool,
     /// Its group is being emptied: unused blocks are none of the account's.
     pub withheld: bool,
+    /// The cleaner could move none of so many valid blocks, as of this transaction.
+    pub stays: Option<(u32, TxId)>,
     /// Where its log goes on.
     cursor: u32,
 }
@@ -390,6 +392,7 @@ impl Segment {
             active: false,
             discarding: false,
             withheld: false,
+            stays: None,
             cursor: 0,
             entry,
         };
@@ -414,6 +417,10 @@ impl Segment {
     /// Whether no block is used that could be unused.
     pub fn is_fresh(&self) -> bool {
         self.total() > 0 && self.free() == self.total()
+    }
+    /// None of its valid blocks, so many, could be moved as of a transaction.
+    pub fn note_stays(&self, valid: u32, now: TxId) {
+        self.state.lock().stays = Some((valid, now));
     }
     /// The kind of the segment after an allocation of `kind`.
     pub fn kind_after(&self, kind: SegmentKind) -> SegmentKind {

@@ -14,7 +14,7 @@ pub(super) mod share;
 use super::{MountedVolume, Volume};
 use crate::cell::{Body, Cell, State};
 use crate::domain::Domain;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
 use crate::space::cleaning::{AT_ONCE, Choice};
 use crate::types::*;
@@ -127,22 +127,28 @@ impl MountedVolume {
     fn clean_segments(&self, d: &Arc<Domain>, segments: u32, choice: Choice) -> Result<u64> {
         let _spending = self.shared.spend(&d.budget);
         let _span = tracing::debug_span!("clean", domain = %d.id, segments, ?choice).entered();
-        let mut skip = HashSet::new();
-        let mut blocks = Vec::new();
+        let (mut skip, mut victims, mut blocks) = (HashSet::new(), Vec::new(), 0);
+        let now = d.committed_tx();
         for _ in 0..segments {
             let s = d.space.stats();
             // moving needs room of its own
-            if s.free < s.reserved + s.hidden / 2 + 600 + blocks.len() as u64 {
+            if s.free < s.reserved + s.hidden / 2 + 600 + blocks {
                 break;
             }
-            let Some(mut v) = d.space.victim(d.committed_tx(), &skip, choice)? else { break };
+            let Some(v) = d.space.victim(now, &skip, choice)? else { break };
             skip.insert((v.group, v.segment));
-            blocks.append(&mut v.blocks);
+            blocks += v.blocks.len() as u64;
+            victims.push(v);
         }
-        if blocks.is_empty() {
-            return Ok(0);
+        let mut moved = 0;
+        for v in &victims {
+            let n = self.mark_blocks(d, &v.blocks)?;
+            if n == 0 {
+                d.space.note_stays(v, now);
+            }
+            moved += n;
         }
-        let moved = self.move_blocks(d, &blocks)?;
+        self.write_marked(d, moved)?;
         d.counters.cleaned.fetch_add(moved, Ordering::Relaxed);
         Ok(moved)
     }
@@ -150,17 +156,42 @@ impl MountedVolume {
     /// Has blocks and whose they were written elsewhere, by a commit; how many.
     pub(crate) fn move_blocks(&self, d: &Arc<Domain>, blocks: &[(BlockAddr, Owner)]) -> Result<u64> {
         let _spending = self.shared.spend(&d.budget);
-        let mut moved = 0;
-        for (addr, owner) in blocks {
-            let moves = if owner.node.0 == 0 {
-                self.move_node_block(d, *addr)?
-            } else {
-                self.move_block(d, *addr, owner.node, owner.lblk)?
-            };
-            moved += u64::from(moves);
+        let moved = self.mark_blocks(d, blocks)?;
+        self.write_marked(d, moved)?;
+        Ok(moved)
+    }
+
+    /// Writes what [`Self::mark_blocks`] made dirty. Where that is nothing there is no commit: the next look would have the next one.
+    fn write_marked(&self, d: &Arc<Domain>, moved: u64) -> Result<()> {
+        if moved > 0 {
+            d.flush_lazy()?;
+            d.commit()?;
         }
-        d.flush_lazy()?;
-        d.commit()?;
+        Ok(())
+    }
+
+    /// Makes blocks dirty, so that the next commit writes them elsewhere; how many. One that cannot be read, or does not hold, stays,
+    /// as one with a fixed place does: it keeps none of the others.
+    fn mark_blocks(&self, d: &Arc<Domain>, blocks: &[(BlockAddr, Owner)]) -> Result<u64> {
+        let (mut moved, mut bad, mut first) = (0, 0, None);
+        for (addr, owner) in blocks {
+            let marked = if owner.node.0 == 0 {
+                self.move_node_block(d, *addr)
+            } else {
+                self.move_block(d, *addr, owner.node, owner.lblk)
+            };
+            match marked {
+                Ok(moves) => moved += u64::from(moves),
+                Err(why @ (Error::Io(_) | Error::Corrupt(_))) if d.failed().is_none() => {
+                    bad += 1;
+                    first.get_or_insert((*addr, why));
+                }
+                Err(why) => return Err(why),
+            }
+        }
+        if let Some((addr, why)) = first {
+            tracing::warn!("{}: {bad} blocks cannot move, the first of them {addr}: {why}", d.id);
+        }
         Ok(moved)
     }
 

@@ -34,7 +34,7 @@ pub struct Drained {
     pub groups: u32,
     /// Of them, those with the journal of a domain: they never leave.
     pub journals: u32,
-    /// Blocks of data and metadata that did not move: there is no room elsewhere, or they have a fixed place.
+    /// Blocks of data and metadata that did not move: there is no room elsewhere, they have a fixed place, or cannot be read.
     pub blocks: u64,
     /// Inodes that have their numbers there, or that of an overflow node.
     pub inodes: u64,

@@ -155,8 +155,8 @@ impl<'a> End<'a> {
 pub(super) const NUMBERS: &str = "files and directories have their inode numbers there";
 
 /// What does not move.
-const FIXED: &str =
-    "blocks with a fixed place lie there, of files that are overwritten in place or allocated, or removed and open";
+const FIXED: &str = "blocks that cannot move lie there, of files that are overwritten in place or allocated, or removed and open, or \
+     that cannot be read (the log says which)";
 
 impl MountedVolume {
     /// Has nothing allocated in these groups of domains, as far as those have room elsewhere.

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::names::path::OpenHow;
-use crate::{Cred, MkfsOptions, MountOptions};
-use braidfs_device::{CountDevice, Device, MemDevice};
+use crate::{Cred, MkfsOptions, MountOptions, OpenFile};
+use braidfs_device::{CountDevice, Device, Effect, FaultDevice, MemDevice, Op as DeviceOp, Rule};
 
 /// Where the blocks of a file lie.
 fn places(c: &Cell) -> Vec<BlockAddr> {
@@ -13,14 +13,18 @@ fn places(c: &Cell) -> Vec<BlockAddr> {
     }
 }
 
+fn open(v: &Volume, path: &[u8]) -> OpenFile {
+    let how = OpenHow { read: true, write: true, create: true, mode: 0o644, ..OpenHow::default() };
+    v.open_path(path, how, &Cred::root()).unwrap()
+}
+
 #[test]
 fn a_block_that_moves_is_not_overwritten_where_it_was() {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(16384));
     let o = MkfsOptions { domains: Some(1), ..MkfsOptions::default() };
     crate::mkfs::format(std::slice::from_ref(&device), &o).unwrap();
     let v = Volume::mount(vec![device], MountOptions { background: false, ..MountOptions::default() }).unwrap();
-    let how = OpenHow { read: true, write: true, create: true, mode: 0o644, ..OpenHow::default() };
-    let f = v.open_path(b"f", how, &Cred::root()).unwrap();
+    let f = open(&v, b"f");
     v.write(&f, 0, &[1; 4 * 4096]).unwrap();
     v.sync().unwrap();
     let (i, c) = (v.mounted(), v.mounted().cell(f.ino()).unwrap());
@@ -70,14 +74,31 @@ fn the_pace_begins_gently_and_has_no_step() {
 
 /// A volume of one domain of which so many segments are `free`, and eight have a tenth of their blocks.
 fn nearly_full(free: u64) -> (Arc<CountDevice>, Volume) {
+    nearly_full_beside(free, false)
+}
+
+/// Eight segments' worth of blocks; of ten that lie side by side nine go.
+fn punch(v: &Volume, f: &OpenFile) {
+    for at in (0..8 * 512 * 4096).step_by(10 * 4096) {
+        v.fallocate(f, FallocMode::PunchHole, at, 9 * 4096).unwrap();
+    }
+    v.sync().unwrap();
+}
+
+/// [`nearly_full`]; with `fixed` eight older segments have a tenth of their blocks, too, and these have a fixed place.
+fn nearly_full_beside(free: u64, fixed: bool) -> (Arc<CountDevice>, Volume) {
     const SEGMENTS: u64 = 64;
     let counted = Arc::new(CountDevice::new(Arc::new(MemDevice::new(SEGMENTS * 512 + 4096))));
     let device: Arc<dyn Device> = counted.clone();
     let o = MkfsOptions { domains: Some(1), ..MkfsOptions::default() };
     crate::mkfs::format(std::slice::from_ref(&device), &o).unwrap();
     let v = Volume::mount(vec![device], MountOptions { background: false, ..MountOptions::default() }).unwrap();
-    let how = OpenHow { read: true, write: true, create: true, mode: 0o644, ..OpenHow::default() };
-    let f = v.open_path(b"f", how, &Cred::root()).unwrap();
+    let p = open(&v, b"p");
+    if fixed {
+        v.fallocate(&p, FallocMode::Allocate { keep_size: false }, 0, 8 * 512 * 4096).unwrap();
+        v.sync().unwrap();
+    }
+    let f = open(&v, b"f");
     let (i, d) = (v.mounted(), v.mounted().domains.iter().next().unwrap());
     let have = || d.space.stats().free_segments + i.shared.unclaimed.load(Ordering::Relaxed) / 512;
     let mut end = 0;
@@ -86,12 +107,49 @@ fn nearly_full(free: u64) -> (Arc<CountDevice>, Volume) {
         v.sync().unwrap();
         end += 64 * 4096;
     }
-    // of eight segments' worth of blocks nine of ten go
-    for at in (0..8 * 512 * 4096).step_by(10 * 4096) {
-        v.fallocate(&f, FallocMode::PunchHole, at, 9 * 4096).unwrap();
-    }
-    v.sync().unwrap();
+    // not before: the logs would have filled that
+    punch(&v, &p);
+    punch(&v, &f);
     (counted, v)
+}
+
+/// Segments whose blocks have a fixed place are older, and seem the best ones for ever: others are cleaned all the same, and where
+/// nothing moves nothing is committed.
+#[test]
+fn segments_that_stay_do_not_keep_others_from_being_cleaned() {
+    let (_, v) = nearly_full_beside(2, true);
+    let d = v.mounted().domains.iter().next().unwrap();
+    let other = open(&v, b"other");
+    let mut looks = Vec::new();
+    for look in 0..20 {
+        v.write(&other, 0, &[look; 4096]).unwrap();
+        let before = d.counters.commits.load(Ordering::Relaxed);
+        let moved = v.clean_as_needed().unwrap();
+        let commits = d.counters.commits.load(Ordering::Relaxed) - before;
+        assert!(moved > 0 || commits == 0, "look {look} committed for nothing");
+        looks.push(moved);
+    }
+    // what stays comes first, and is not taken again
+    let first = looks.iter().position(|n| *n > 40);
+    assert!(first.is_some_and(|n| looks[..n].contains(&0)), "{looks:?}");
+    assert!(looks.iter().sum::<u64>() > 60, "{looks:?}");
+}
+
+/// A block that cannot be read stays; what lies beside it moves, and so do other segments.
+#[test]
+fn a_block_that_cannot_be_read_does_not_end_cleaning() {
+    let (counted, v) = nearly_full(2);
+    v.unmount().unwrap();
+    let device = Arc::new(FaultDevice::new(counted, 1));
+    let options = MountOptions { background: false, ..MountOptions::default() };
+    let v = Volume::mount(vec![device.clone()], options).unwrap();
+    let c = v.mounted().cell(open(&v, b"f").ino()).unwrap();
+    let bad = v.super_block().device[0].data_start.get() + places(&c)[0].0;
+    device.add(Rule::new(DeviceOp::Read, Effect::Fail(5)).blocks(bad..bad + 1));
+    let moved = (0..20).map(|_| v.clean_as_needed().unwrap()).sum::<u64>();
+    assert!(device.fired() > 0 && device.fired() < 3, "it was read {} times", device.fired());
+    assert!(moved > 60, "{moved} blocks");
+    assert!(v.mounted().domains.iter().all(|d| d.failed().is_none()));
 }
 
 #[test]
