@@ -2,12 +2,13 @@
 //! transactions, and no commit since. Which records count: `newest`.
 
 pub(super) mod newest;
+mod parts;
 
 use super::recovered::{Forward, Forwarded};
 use super::{Domain, Enter};
 use crate::cell::extents::Runs;
 use crate::cell::record::cell_of;
-use crate::cell::{Body, Cell, FileBody};
+use crate::cell::{Body, Cell};
 use crate::error::{Error, Result};
 use crate::space::Run;
 use crate::types::*;
@@ -15,7 +16,8 @@ use braidfs_format::group::{SegmentKind, Temperature};
 use braidfs_format::inode::Link;
 use braidfs_format::journal::Record;
 use braidfs_format::node::{DIR, NodeRecord};
-use std::collections::{BTreeSet, HashMap, HashSet};
+use parts::{Part, parts_of, without};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 impl Domain {
@@ -57,10 +59,12 @@ impl Domain {
         let mut st = cell.state.write();
         st.dropped = replaced.nodes.into();
         if let Body::File(f) = &mut st.body {
-            self.take_new_blocks(e, cell.ino, f, &mut replaced.blocks)?;
+            let parts = parts_of(&f.map);
+            self.take_new_blocks(e, cell.ino, &without(&parts, &replaced.parts))?;
+            replaced.parts = without(&replaced.parts, &parts);
             f.map.all_dirty();
         }
-        let mut runs: Runs = replaced.blocks.iter().map(|b| (BlockAddr(*b), 1)).collect();
+        let mut runs: Runs = replaced.parts.iter().map(|p| (BlockAddr(p.start), p.len)).collect();
         self.free_runs(e.tx(), &mut runs);
         self.touch(e.tx(), &cell, &mut st)?;
         // the state is the record's: whoever waits for a later version of this inode must not take it for that
@@ -100,47 +104,21 @@ impl Domain {
     /// Takes the committed cell of an inode out of the cache: what it had, of its nodes those that `new_nodes` has no more.
     fn take_out_replaced(&self, old: &Arc<Cell>, new_nodes: &HashSet<NodeId>) -> Replaced {
         let st = old.state.read();
-        let mut blocks = BTreeSet::new();
-        if let Body::File(f) = &st.body {
-            for x in f.map.iter() {
-                blocks.extend(x.addr.0..x.addr.0 + u64::from(x.len));
-            }
-        }
+        let parts = match &st.body {
+            Body::File(f) => parts_of(&f.map),
+            _ => Vec::new(),
+        };
         let nodes = old.nodes(&st).into_iter().filter(|n| !new_nodes.contains(n)).collect();
-        let replaced = Replaced { links: st.links.to_vec(), blocks, nodes };
+        let replaced = Replaced { links: st.links.to_vec(), parts, nodes };
         drop(st);
         self.cells.remove(old);
         replaced
     }
 
-    /// Takes the blocks of a file that it does not have already, and tells the journal of them; those that it keeps are taken
-    /// out of `old_blocks`.
-    fn take_new_blocks(
-        &self,
-        e: &Enter<'_>,
-        owner: InodeNo,
-        f: &FileBody,
-        old_blocks: &mut BTreeSet<u64>,
-    ) -> Result<()> {
-        let mut taken = Vec::new();
-        for x in f.map.iter() {
-            // block by block: parts of an extent may be old
-            let mut at = 0;
-            while at < x.len {
-                let addr = x.addr.0 + u64::from(at);
-                if old_blocks.remove(&addr) {
-                    at += 1;
-                    continue;
-                }
-                let mut n = 1;
-                while at + n < x.len && !old_blocks.contains(&(addr + u64::from(n))) {
-                    n += 1;
-                }
-                taken.push((Run { addr: BlockAddr(addr), len: n }, x.lblk + u64::from(at)));
-                at += n;
-            }
-        }
-        for (run, lblk) in taken {
+    /// Takes blocks of a file that it did not have, and tells the journal of them.
+    fn take_new_blocks(&self, e: &Enter<'_>, owner: InodeNo, parts: &[Part]) -> Result<()> {
+        for p in parts {
+            let run = Run { addr: BlockAddr(p.start), len: p.len };
             self.space.take(run)?;
             e.tx().record(Record::Alloc {
                 addr: run.addr,
@@ -148,7 +126,7 @@ impl Domain {
                 kind: SegmentKind::Data,
                 temperature: Temperature::Warm,
                 owner,
-                lblk,
+                lblk: p.lblk,
             });
         }
         Ok(())
@@ -159,8 +137,8 @@ impl Domain {
 #[derive(Default)]
 struct Replaced {
     links: Vec<Link>,
-    /// Addresses of its blocks.
-    blocks: BTreeSet<u64>,
+    /// Its blocks.
+    parts: Vec<Part>,
     /// Overflow nodes that it has no more.
     nodes: Vec<NodeId>,
 }
