@@ -5,7 +5,7 @@ use braidfs::{
     Cred, DirEntry, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenFile, SetAttr, Volume, XattrMode,
     mkfs,
 };
-use braidfs_device::{Device, MemDevice};
+use braidfs_device::{CountDevice, Device, MemDevice};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,12 +13,14 @@ const ROOT: InodeNo = InodeNo::ROOT;
 /// Of the whole volume; the domain keeps a 64th of it back, about 250.
 const BLOCKS: u64 = 16 << 10;
 
+fn options() -> MountOptions {
+    MountOptions { background: false, commit_interval: Duration::from_secs(3600), ..MountOptions::default() }
+}
+
 fn volume() -> (Arc<dyn Device>, Volume) {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(BLOCKS));
     mkfs::format(std::slice::from_ref(&device), &MkfsOptions { domains: Some(1), ..MkfsOptions::default() }).unwrap();
-    let options =
-        MountOptions { background: false, commit_interval: Duration::from_secs(3600), ..MountOptions::default() };
-    let v = Volume::mount(vec![device.clone()], options).unwrap();
+    let v = Volume::mount(vec![device.clone()], options()).unwrap();
     (device, v)
 }
 
@@ -112,6 +114,29 @@ fn small_files_are_made_until_nothing_is_free() {
         }
     }
     assert!(made > 2000, "{made} files");
+    empties(device, v);
+}
+
+/// A write that is refused again, since nothing has changed, does not look again through all node blocks for what could be packed.
+#[test]
+fn who_is_refused_again_reads_nothing() {
+    let counted = Arc::new(CountDevice::new(Arc::new(MemDevice::new(BLOCKS))));
+    let device: Arc<dyn Device> = counted.clone();
+    mkfs::format(std::slice::from_ref(&device), &MkfsOptions { domains: Some(1), ..MkfsOptions::default() }).unwrap();
+    let v = Volume::mount(vec![device.clone()], options()).unwrap();
+    // one record to a block
+    for n in 0..600 {
+        v.write(&file(&v, ROOT, &format!("{n}")), 0, &[1; 2100]).unwrap();
+    }
+    let large = file(&v, ROOT, "large");
+    fill(&v, &large);
+    let refused = || assert!(!done(v.append(&large, &[7; 4096])));
+    refused();
+    let before = counted.counters();
+    (0..100).for_each(|_| refused());
+    let did = counted.counters() - before;
+    assert!(did.reads < 10, "{did:?}");
+    drop(large);
     empties(device, v);
 }
 

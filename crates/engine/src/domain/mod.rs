@@ -197,6 +197,9 @@ pub struct Domain {
     peers: Arc<dyn Peers>,
     /// What was done since the mount, for `info`, `stats` and tests.
     pub counters: Counters,
+    /// The transaction as of which packing node blocks together gained none, and the blocks that it could have used for that: what
+    /// lies in node blocks changes with commits alone.
+    pub(crate) compacted_at: (AtomicU64, AtomicU64),
     /// Fsyncs that wrote elsewhere for want of a commit ([`in_place`]).
     missed: CachePadded<AtomicU32>,
     /// Cost of a transaction whose cells take an eighth of the cache, or a quarter of the domain's ceiling.
@@ -298,6 +301,7 @@ impl Domain {
             budget,
             peers,
             counters: Counters::default(),
+            compacted_at: Default::default(),
             missed: CachePadded::default(),
             pinned_max: AtomicUsize::new(pinned_max),
             short,
