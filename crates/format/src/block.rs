@@ -3,7 +3,7 @@
 //! A block says what it is, which volume it belongs to and where it was meant to lie, so that a torn,
 //! stale or misplaced block is recognised (CRC-32C over the whole block with the field `crc` as zero).
 
-use crate::Corrupt;
+use crate::{COUNTER_MAX, Corrupt};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -116,7 +116,19 @@ pub fn open(block: &[u8], kind: BlockKind, volume: u32, addr: u64) -> Result<Blo
     if h.addr.get() != addr {
         return bad(format!("was written for {}", h.addr.get()));
     }
+    if h.seq.get() > seq_max(kind) {
+        return bad(format!("was write number {}", h.seq.get()));
+    }
     Ok(h)
+}
+
+/// The highest number of a write that is taken from a device. The high half of those of a group's tables is the number of its claim,
+/// which comes round; the low half counts writes since.
+fn seq_max(kind: BlockKind) -> u64 {
+    match kind {
+        BlockKind::Group | BlockKind::SegmentTable | BlockKind::Owners | BlockKind::NodeTable => u64::MAX - (1 << 31),
+        _ => COUNTER_MAX,
+    }
 }
 
 /// Of two copies of a shadow pair (at `addr` and `addr + 1`), the valid one with the newer `seq`:

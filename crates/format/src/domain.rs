@@ -1,7 +1,7 @@
 //! The header of a domain: its journal and how far it is checkpointed. Shadow pair on device 0.
 
 use crate::block::{BlockHeader, BlockKind, open_pair, seal};
-use crate::{BLOCK_BYTES, Corrupt};
+use crate::{BLOCK_BYTES, COUNTER_MAX, Corrupt};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -224,8 +224,11 @@ impl DomainHeader {
         if s.journal_blocks.get() < 16 || s.head_pos.get() < s.tail_pos.get() {
             return bad("the journal's bounds do not hold");
         }
-        if s.head_pos.get() - s.tail_pos.get() > u64::from(s.journal_blocks.get()) || s.head_pos.get() > 1 << 62 {
+        if s.head_pos.get() - s.tail_pos.get() > u64::from(s.journal_blocks.get()) || s.head_pos.get() > COUNTER_MAX {
             return bad("the journal's head and tail are too far apart");
+        }
+        if [s.last_tx, s.checkpointed_tx, s.checkpoint].iter().any(|n| n.get() > COUNTER_MAX) {
+            return bad("no domain has had so many transactions or checkpoints");
         }
         JournalMode::from_number(s.tenant_journal)?;
         Ok((copy, h.seq.get(), s))

@@ -7,7 +7,7 @@
 
 use crate::block::{BlockHeader, BlockKind, HEADER_BYTES, open, open_pair, seal};
 use crate::geometry::{GROUP_SEGMENTS, NODE_BLOCKS_PER_SEGMENT, SEGMENT_BLOCKS};
-use crate::{BLOCK_BYTES, BlockAddr, Corrupt, InodeNo};
+use crate::{BLOCK_BYTES, BlockAddr, COUNTER_MAX, Corrupt, InodeNo};
 use std::ops::Range;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -300,6 +300,10 @@ impl SegmentTable {
             if let Some(h) = older.ok().filter(|_| checkpoint_of(other) <= upto) {
                 (copy, seq) = (1 - newest, h.seq.get());
             }
+        }
+        let checkpoint = checkpoint_of(&buf[copy * BLOCK_BYTES..]);
+        if checkpoint > COUNTER_MAX {
+            return Err(Corrupt::new("segment table", format!("{pair}: is of checkpoint {checkpoint}")));
         }
         let (entries, written) = Self::body(&buf[copy * BLOCK_BYTES..(copy + 1) * BLOCK_BYTES], segments)?;
         Ok(Segments { copy, seq, entries, written, unfinished })

@@ -8,7 +8,7 @@
 use crate::codec::{Put, Reader};
 use crate::group::{SegmentKind, Temperature};
 use crate::node::{NodeEntry, NodeRecord, NodeRecordRef, REMOTE};
-use crate::{BLOCK_BYTES, BlockAddr, Corrupt, DomainId, InodeNo, NodeId, TxId};
+use crate::{BLOCK_BYTES, BlockAddr, COUNTER_MAX, Corrupt, DomainId, InodeNo, NodeId, TxId};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -704,6 +704,9 @@ fn chunk_of(
     };
     r.bytes(1 + 2 + 4 + 8)?;
     let tx = TxId(r.u64()?);
+    if tx.0 > COUNTER_MAX {
+        return Err(bad(&format!("transaction {}", tx.0)));
+    }
     r.u32()?;
     let len = r.u32()? as usize;
     let stream = r.u16()?;

@@ -31,6 +31,10 @@ pub use geometry::Geometry;
 /// Newest format that this code writes and the only one that it mounts.
 pub const FORMAT_VERSION: u32 = 3;
 
+/// The highest number of a transaction, of a version or of a checkpoint that is taken from a device. A volume in use counts on from
+/// there; by itself it never comes so far.
+pub const COUNTER_MAX: u64 = 1 << 62;
+
 /// A structure read from a device does not hold.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("corrupt {what}: {why}")]

@@ -7,7 +7,7 @@
 use crate::block::{BlockHeader, BlockKind, HEADER_BYTES, open, open_pair, seal};
 use crate::codec::{Put, Reader};
 use crate::geometry::NODES_PER_BLOCK;
-use crate::{BLOCK_BYTES, BlockAddr, Corrupt, InodeNo, NodeId};
+use crate::{BLOCK_BYTES, BlockAddr, COUNTER_MAX, Corrupt, InodeNo, NodeId};
 use std::cmp::Ordering;
 
 /// Entry is in use.
@@ -222,6 +222,9 @@ impl<'a> NodeRecordRef<'a> {
         let flags = r.u8()?;
         if len > PAYLOAD_MAX {
             return Err(r.bad(format!("payload of {len} bytes")));
+        }
+        if version > COUNTER_MAX {
+            return Err(r.bad(format!("version {version}")));
         }
         Ok(Self { node, generation, kind, flags, owner, version, payload: r.bytes(len)? })
     }

@@ -393,7 +393,7 @@ fn newest_age(domain: &Domain) -> u64 {
 /// Empties the journal of `h`: it goes on behind every chunk that lies in it, so that none of them is taken for new.
 fn reset_journal(store: &Store, domain: u16, h: &mut DomainHeader, age: u64) {
     let blocks = u64::from(h.journal_blocks.get()).max(1);
-    let (mut end, mut tx) = (h.head_pos.get(), h.last_tx.get().max(h.checkpointed_tx.get()).max(age));
+    let (mut end, mut tx) = (h.head_pos.get(), h.last_tx.get().max(h.checkpointed_tx.get()).max(age.min(POSITION_MAX)));
     let mut block = vec![0u8; BLOCK_BYTES];
     for i in 0..blocks {
         if store.read(BlockAddr(h.journal_start.get() + i), &mut block).is_err() {

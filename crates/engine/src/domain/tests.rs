@@ -318,3 +318,13 @@ fn a_directory_of_impossible_buckets_is_not_loaded() {
         assert!(matches!(e, Error::Corrupt(_)), "{e}");
     }
 }
+
+/// A header from which transactions would be counted past their end is refused; none is given a number that was used.
+#[test]
+fn a_domain_of_impossible_counters_is_not_opened() {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(16384));
+    let (d, _) = alone_on(device.clone());
+    d.write_header(|h| h.last_tx = (u64::MAX - 2).into()).unwrap();
+    let e = crate::Volume::mount(vec![device], MountOptions::default()).err().unwrap();
+    assert!(matches!(&e, Error::Corrupt(why) if why.what == "domain header"), "{e}");
+}
