@@ -640,3 +640,39 @@ fn a_drain_gets_groups_that_others_empty() {
     drop((f, kept));
     close(v, &all);
 }
+
+/// A block that cannot be read stays on the device, and is told of; what lies in front of it moves.
+#[test]
+fn a_drain_gets_past_a_block_that_cannot_be_read() {
+    let plain = [memory(64), memory(64)];
+    let (v, f) = on_both(&plain, 40);
+    drop(f);
+    v.unmount().unwrap();
+    // the last block with the file's content: its words tell their places
+    let (mut block, mut bad) = (vec![0; BLOCK as usize], 0);
+    let step = u64::from_le_bytes(small::content(8)[..8].try_into().unwrap());
+    for at in 0..plain[1].blocks() {
+        plain[1].read(at, &mut block).unwrap();
+        let word = |i: usize| u64::from_le_bytes(block[8 * i..][..8].try_into().unwrap());
+        if (1..512).all(|i| word(i).wrapping_sub(word(i - 1)) == step) {
+            bad = at;
+        }
+    }
+    assert!(bad > 0);
+    let faulty = Arc::new(FaultDevice::new(plain[1].clone(), 1));
+    faulty.add(Rule::new(Op::Read, Effect::Fail(5)).blocks(bad..bad + 1));
+    let all = [plain[0].clone(), faulty.clone() as Arc<dyn Device>];
+    let v = mount(&all);
+    let left = v.drain_device(1, &|_, _| true).unwrap();
+    assert!(faulty.fired() > 0);
+    assert_eq!((left.blocks, left.groups, left.inodes), (1, 1, 0), "{left:?}");
+    let why = text(remove(&v, 1));
+    assert!(why.contains("cannot be read"), "{why}");
+    // written again it can be read again, as on a device that has spare blocks
+    faulty.clear();
+    assert!(v.drain_device(1, &|_, _| true).unwrap().is_empty());
+    let f = v.open(v.lookup(ROOT, b"f").unwrap().ino).unwrap();
+    holds(&v, &f, 40 * MIB);
+    drop(f);
+    close(v, &all);
+}
