@@ -11,7 +11,8 @@
 //! like any other: tables, a flush, the header. A crash before the header's end discards once more.
 //!
 //! While it is made ready for a rest (an unmount, read-only, a journal again) the domain keeps a journal, as it does until
-//! the mount has marked it as in use, and where it is handed over, until that is done: then its state on the device is a whole one, with orphans and all.
+//! the mount has marked it as in use, and where it is handed over, until that is done: then its state on the device is a
+//! whole one, with orphans and all.
 
 use super::sync::skeleton;
 use super::{Domain, HeaderPair};
