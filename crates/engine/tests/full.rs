@@ -187,3 +187,40 @@ fn files_with_long_attributes_change_while_nothing_is_free() {
     }
     empties(device, v);
 }
+
+/// Files without a name that are open are listed in each commit: the journal has room for so many, and more are refused.
+#[test]
+fn open_files_without_a_name_do_not_fill_the_journal() {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(BLOCKS));
+    let o = MkfsOptions { domains: Some(1), journal_bytes: Some(128 << 10), ..MkfsOptions::default() };
+    mkfs::format(std::slice::from_ref(&device), &o).unwrap();
+    let v = Volume::mount(vec![device.clone()], options()).unwrap();
+    let all: Vec<(String, OpenFile)> = (0..9000)
+        .map(|n| {
+            let name = format!("{n}");
+            let f = file(&v, ROOT, &name);
+            (name, f)
+        })
+        .collect();
+    let gone = all.iter().filter(|(name, _)| done(v.unlink(ROOT, name.as_bytes()))).count();
+    let dir = make(&v, ROOT, "dir", FileKind::Dir, b"").unwrap();
+    let without = NewNode { kind: FileKind::File, mode: 0o600, umask: 0, rdev: 0, target: b"" };
+    let temporary = v.tmpfile(dir, &without, &Cred::root());
+    for _ in 0..2 {
+        v.setattr(ROOT, &SetAttr { mode: Some(0o700), ..SetAttr::default() }).unwrap();
+        v.sync().unwrap();
+    }
+    assert!(v.domains()[0].failed.is_none());
+    assert!(gone > 500 && matches!(temporary, Err(Error::NoSpace)), "{gone} are gone");
+    // what is over another one goes the same way, and closed ones go in any case
+    let (last, other) = (&all[8999].0, &all[8998].0);
+    let over = v.rename(ROOT, last.as_bytes(), ROOT, other.as_bytes(), Default::default());
+    assert!(matches!(over, Err(Error::NoSpace)), "{over:?}");
+    v.commit_domain(braidfs::DomainId(0), true).unwrap();
+    let names: Vec<String> = all.into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names[..gone].iter().filter(|n| v.lookup(ROOT, n.as_bytes()).is_ok()).count(), 0);
+    v.tmpfile(dir, &without, &Cred::root()).unwrap();
+    names[gone..].iter().for_each(|n| v.unlink(ROOT, n.as_bytes()).unwrap());
+    v.rmdir(ROOT, b"dir").unwrap();
+    empties(device, v);
+}

@@ -5,12 +5,17 @@ use super::Domain;
 use super::tx::{self, CELL_COST, Tx};
 use crate::cell::cache::Memory;
 use crate::error::Result;
+use crate::types::InodeNo;
+use braidfs_format::BLOCK_BYTES;
 use braidfs_sync::{PassReadGuard, rank};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Blocks or extents that an operation may free unannounced ([`Enter::expect_pieces`]).
 const FEW_PIECES: usize = 64;
+
+/// A list of orphans takes this part of the journal at most.
+const ORPHANS_PART: u64 = 16;
 
 /// The right to change a domain: holds its gate, names its running transaction. Dropping it leaves.
 pub struct Enter<'a> {
@@ -138,6 +143,14 @@ impl Domain {
         let most = self.pinned_max.load(Ordering::Relaxed);
         let fits = |cost: usize| cost <= most && !self.journal_tight(cost);
         fits(tx.cost_at_most()) || fits(tx.cost())
+    }
+
+    /// Whether no more inodes may lose their last name while they are open or held. Each commit lists all of those, and the list
+    /// before it is kept until it is durable; with one that is under way there are three in the journal, of which
+    /// [`Self::journal_tight`] counts the first.
+    pub fn has_most_orphans(&self) -> bool {
+        let bytes = self.orphans.len() * size_of::<InodeNo>();
+        bytes as u64 >= self.journal.blocks() * BLOCK_BYTES as u64 / ORPHANS_PART && self.keeps_journal()
     }
 
     /// Whether a commit of `cost` bytes more could run into the journal's end.

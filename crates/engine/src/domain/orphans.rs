@@ -44,9 +44,13 @@ impl Orphans {
     pub fn contains(&self, ino: InodeNo) -> bool {
         !self.is_empty() && self.set.lock().contains(&ino)
     }
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.len.load(Acquire)
+    }
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.len.load(Acquire) == 0
+        self.len() == 0
     }
     /// All, in no order.
     pub fn list(&self) -> Vec<InodeNo> {

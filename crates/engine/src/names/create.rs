@@ -292,13 +292,16 @@ impl Volume {
             check_takes_names(&dst)?;
             let st = i.fresh(&dst, new, cred)?;
             drop(dst);
+            let dom = i.dom(d.domain);
+            if dom.has_most_orphans() {
+                return Err(Error::NoSpace);
+            }
             let charge = i.charge_inode(&st, cred)?;
             let cell = Arc::new(Cell::new(inode, d.domain, new.kind, st));
             let mut st = cell.state.write();
             op.touch(&cell, &mut st)?;
             let attr = cell.attr(&st);
             drop(st);
-            let dom = i.dom(d.domain);
             dom.orphans.insert(inode.ino);
             i.note_inode_made(&cell, charge);
             dom.cells.insert_new(cell.clone());

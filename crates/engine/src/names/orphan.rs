@@ -3,7 +3,7 @@
 use crate::cell::extents::Runs;
 use crate::cell::{Body, Cell, State};
 use crate::domain::Enter;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::MountedVolume;
 use crate::volume::operation::Op;
@@ -16,6 +16,16 @@ thread_local! {
 }
 
 impl MountedVolume {
+    /// Whether the inode may lose a name. One that is open or held stays without, and each commit lists all that do in the journal.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] where it is the last name, and the journal has no room for more of them.
+    pub(super) fn check_may_stay(&self, c: &Cell, st: &State) -> Result<()> {
+        let is_last = c.kind == FileKind::Dir || st.nlink <= 1;
+        let stays = is_last && self.dom(c.domain).has_most_orphans() && (c.is_open() || self.held.holds(c));
+        if stays { Err(Error::NoSpace) } else { Ok(()) }
+    }
+
     /// The inode lost a name, of a directory the only one. `cell` is touched.
     pub(crate) fn name_gone(&self, op: &Op<'_>, cell: &Arc<Cell>, st: &mut State) {
         let left = if cell.kind == FileKind::Dir { 0 } else { st.nlink.saturating_sub(1) };

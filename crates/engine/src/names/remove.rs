@@ -18,7 +18,8 @@ impl Volume {
     /// Removes a name of something that is no directory.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::IsDir`].
+    /// [`Error::NotFound`], [`Error::IsDir`]; [`Error::NoSpace`] where it is the last name of what is open or held, and the journal has
+    /// no room for more such: a sixteenth of it lists them, 8 bytes for each.
     pub fn unlink(&self, dir: InodeNo, name: &[u8]) -> Result<()> {
         let i = self.mounted();
         i.pace_change(dir);
@@ -104,6 +105,7 @@ impl MountedVolume {
             }
             check_changeable(&st)?;
             check_changeable(&dst)?;
+            i.check_may_stay(&c, &st)?;
             i.check_no_tenant(&c)?;
             if want_dir && !i.dom(c.domain).with_index(c.ino, &mut st, |ix, load| ix.is_empty(load))? {
                 match i.only_stale(&c, &mut st, &[(d, &dst)])? {

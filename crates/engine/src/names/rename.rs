@@ -402,6 +402,9 @@ impl MountedVolume {
         };
         check_changeable(&l.dirs[l.new])?;
         check_changeable(v)?;
+        if r.partner().is_none() {
+            self.check_may_stay(d, v)?;
+        }
         if d.kind != FileKind::Dir || r.partner().is_some() {
             return Ok(Ok(()));
         }
