@@ -1,6 +1,9 @@
 //! Devices that fail: errors on reads, writes and flushes, short writes, a full or dead device, writes that are lost or go
 //! astray, rotten bits. Seeds are fixed; `BRAIDFS_SEED` takes another.
 
+#[path = "faults/names.rs"]
+mod names;
+
 use braidfs::OpenHow;
 use braidfs::{
     Cred, DomainId, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenFile, Overwrite, Placement,

@@ -69,7 +69,8 @@ impl MountedVolume {
         forwarded.sort_by_key(|f| !f.is_dir);
         let hints: Vec<Hint> = recovered.iter_mut().flat_map(|r| std::mem::take(&mut r.hints)).collect();
         self.load_ahead(&recovered, &hints);
-        p.judge_all(&hints)?;
+        let orphans: Vec<InodeNo> = recovered.iter_mut().flat_map(|r| std::mem::take(&mut r.orphans)).collect();
+        p.judge_all(&hints, &orphans)?;
         let settled = self.settled(view, &forwarded, &claimed);
         for (f, _) in forwarded.iter().zip(&settled.forwarded).filter(|(_, settled)| !**settled) {
             p.relink_forwarded(f)?;
@@ -85,8 +86,7 @@ impl MountedVolume {
         for h in &hints {
             p.reconcile_hint(h)?;
         }
-        let orphans = recovered.iter_mut().flat_map(|r| std::mem::take(&mut r.orphans)).collect();
-        p.doom_orphans(orphans);
+        p.doom_orphans(&orphans);
         // what follows deletes
         self.check_held()?;
         p.reap_doomed()?;
@@ -222,18 +222,19 @@ impl Pass<'_> {
     }
 
     /// Of what had no name left before the crash nobody knows any more.
-    fn doom_orphans(&mut self, orphans: Vec<InodeNo>) {
-        for n in orphans {
-            if let Ok(Some(c)) = self.mounted.find(n) {
-                let gone = {
-                    let st = c.state.read();
-                    st.nlink == 0 && !st.deleted
-                };
-                if gone {
-                    self.doomed.push(c);
-                }
-            }
-        }
+    fn doom_orphans(&mut self, orphans: &[InodeNo]) {
+        let gone: Vec<_> = orphans.iter().filter_map(|n| self.orphan(*n)).collect();
+        self.doomed.extend(gone);
+    }
+
+    /// An inode that had no name left before the crash, if it still has none.
+    fn orphan(&self, ino: InodeNo) -> Option<Arc<Cell>> {
+        let c = self.mounted.find(ino).ok()??;
+        let gone = {
+            let st = c.state.read();
+            st.nlink == 0 && !st.deleted
+        };
+        gone.then_some(c)
     }
 
     /// Entries of names that an inode has no more since its roll-forward record go; those that it has are made.

@@ -74,7 +74,9 @@ impl MountedVolume {
                 d.write_header(|h| h.flags = (h.flags.get() & !NEEDS_GC).into())?;
             }
         }
-        self.maybe_stale.store(false, Ordering::Relaxed);
+        // those of a domain that has failed were passed over
+        let failed = self.domains.iter().any(|d| d.failed().is_some());
+        self.maybe_stale.store(failed, Ordering::Relaxed);
         Ok(mended)
     }
 

@@ -102,7 +102,10 @@ impl MountedVolume {
         if c.kind != FileKind::Dir {
             // victims and newcomers of renames: whatever shared operations with this domain
             which.raise(c.domain, own.running());
-            which.merge(&own.peers_of_running());
+            let mut peers = own.peers_of_running();
+            // what this inode needs of one that has failed stands above
+            peers.retain(|d, _| self.dom(d).failed().is_none());
+            which.merge(&peers);
         }
         self.commit_some(&which)?;
         Ok(path.linked_at)

@@ -144,6 +144,10 @@ impl MountedVolume {
             if !std::mem::replace(&mut wants_version, true) {
                 continue;
             }
+            // A directory whose changes are not written any more comes back from the device as it was before them.
+            if self.dom(d.domain).failed().is_some() {
+                return Ok(None);
+            }
             // Without a crash before, an entry is stale only while it is being removed: an operation changes entry, link
             // and version of the directory in one step. One that stays names what is lost.
             if d.state.read().version() == version {

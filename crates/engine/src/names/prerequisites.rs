@@ -33,10 +33,18 @@ fn is_unwritten(d: &Domain, tx: TxId, c: &Cell, st: &State) -> bool {
 }
 
 impl MountedVolume {
+    /// Whether a crash may still take back what domain `d` did in transaction `t`. Of a domain that has failed the next mount takes it
+    /// back, for certain: nobody takes a name, or ends a directory, that its inodes have left so. To commit it gives that domain's
+    /// error ([`MountedVolume::pending`] is of what is waited for).
+    fn undecided(&self, d: DomainId, t: TxId) -> bool {
+        let d = self.dom(d);
+        d.committed_tx() < t && d.keeps_journal()
+    }
+
     /// Who left `dir/name` without that being durable yet (`crate::braid::vacated`).
     pub fn vacated_by(&self, dir: &Cell, name: &[u8]) -> VacatedList {
-        let mut all = self.dom(dir.domain).vacated.get(dir.ino, name, |d, t| !self.pending(d, t));
-        all.retain(|l| self.pending(l.domain, l.tx));
+        let mut all = self.dom(dir.domain).vacated.get(dir.ino, name, |d, t| !self.undecided(d, t));
+        all.retain(|l| self.undecided(l.domain, l.tx));
         all
     }
 
@@ -49,8 +57,8 @@ impl MountedVolume {
         bucket: &mut OpenBucket<'_>,
     ) -> VacatedList {
         let mut all =
-            self.dom(dir.domain).vacated.get_lately(dir.ino, (name, hash), bucket.left(), |d, t| !self.pending(d, t));
-        all.retain(|l| self.pending(l.domain, l.tx));
+            self.dom(dir.domain).vacated.get_lately(dir.ino, (name, hash), bucket.left(), |d, t| !self.undecided(d, t));
+        all.retain(|l| self.undecided(l.domain, l.tx));
         all
     }
 
@@ -60,7 +68,7 @@ impl MountedVolume {
         if st.is_shared_dir() {
             vacated.add_shared(dir.ino, name, left);
         } else {
-            vacated.add(dir.ino, name, left, |d, t| !self.pending(d, t));
+            vacated.add(dir.ino, name, left, |d, t| !self.undecided(d, t));
         }
     }
 
@@ -68,13 +76,13 @@ impl MountedVolume {
     /// `end`: its own where it is removed, the newcomer's where it is replaced.
     pub fn vacated_in(&self, dir: &Cell, end: DomainId) -> Frontier {
         let mut all = end_directory(self.dom(dir.domain).vacated.of_dir(dir.ino), end);
-        all.retain(|d, t| self.pending(d, t));
+        all.retain(|d, t| self.undecided(d, t));
         all
     }
 
     /// Whether something left a directory, and lives on, without that being durable yet.
     pub fn any_vacated_in(&self, dir: &Cell) -> bool {
-        self.dom(dir.domain).vacated.of_dir(dir.ino).any(|d, t| self.pending(d, t))
+        self.dom(dir.domain).vacated.of_dir(dir.ino).any(|d, t| self.undecided(d, t))
     }
 
     /// Makes the rename or unlink durable by which an inode of another domain than `newcomer` left `dir/name`, if there is one.
@@ -88,9 +96,10 @@ impl MountedVolume {
 
     /// Whether the inode was exchanged with one of another domain, or lost a name to one, that is not durable yet.
     /// Recovery completes such an exchange from this inode's record, and gives such a name back as of the time of the
-    /// record's last change of names: until then its names may not change.
+    /// record's last change of names: until then its names may not change, which is until the next mount where that domain has
+    /// failed. (Nor would its record have room for many tombstones.)
     pub fn exchanging(&self, st: &State) -> bool {
-        st.durability.is_judged() && st.durability.waits_for().any(|d, t| self.pending(d, t))
+        st.durability.is_judged() && st.durability.waits_for().any(|d, t| self.undecided(d, t))
     }
 
     /// Makes the partner's side of an exchange durable before names of `c` change. Not inside a gate.
@@ -102,7 +111,7 @@ impl MountedVolume {
             }
             st.durability.waits_for().clone()
         };
-        waits.retain(|d, t| self.pending(d, t));
+        waits.retain(|d, t| self.undecided(d, t));
         self.commit_some(&waits)
     }
 

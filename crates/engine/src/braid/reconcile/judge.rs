@@ -41,16 +41,18 @@ impl Pass<'_> {
         Ok(c.state.read().durability.version() >= version)
     }
 
-    /// Tombstones and exchanges of all inodes that hints name.
-    pub(super) fn judge_all(&mut self, hints: &[Hint]) -> Result<()> {
+    /// Tombstones and exchanges of all inodes that hints name, and of those that had lost their last name: of these the hint may
+    /// be behind a checkpoint, where the domain of who took the name had failed before that was durable.
+    pub(super) fn judge_all(&mut self, hints: &[Hint], orphans: &[InodeNo]) -> Result<()> {
+        let mut cells = hints.iter().filter_map(|h| self.live(h.child).transpose()).collect::<Result<Vec<_>>>()?;
+        cells.extend(orphans.iter().filter_map(|n| self.orphan(*n)));
         // all verdicts first: changes make versions newer
-        let verdicts = hints.iter().map(|h| self.judge(h)).collect::<Result<Vec<_>>>()?;
+        let verdicts = cells.into_iter().map(|c| self.judge(c)).collect::<Result<Vec<_>>>()?;
         verdicts.into_iter().flatten().try_for_each(|v| self.carry_out(v))
     }
 
-    /// Tombstones and exchanges of the inode that a hint names: did the other side survive?
-    fn judge(&self, h: &Hint) -> Result<Option<Verdict>> {
-        let Some(cell) = self.live(h.child)? else { return Ok(None) };
+    /// Tombstones and exchanges of an inode: did the other side survive?
+    fn judge(&self, cell: Arc<Cell>) -> Result<Option<Verdict>> {
         let (tombstones, exchange) = {
             let st = cell.state.read();
             (st.durability.tombstones().to_vec(), st.durability.exchange())

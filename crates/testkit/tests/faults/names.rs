@@ -1,0 +1,157 @@
+//! Names that cross domains, one of which fails: what it did not make durable the next mount takes back, so nobody builds on it.
+
+use super::*;
+use braidfs::{FallocMode, RenameMode};
+use braidfs_testkit::walk::repair;
+
+/// A new file of `domain` in `dir`, with content, and its name.
+fn named(v: &Volume, dir: InodeNo, domain: u16, name: &str) -> (InodeNo, Vec<u8>) {
+    let f = new_in(v, dir, domain, name);
+    let mut names = (0..64).map(|i| format!("{name} {i}").into_bytes());
+    let name = names.find(|n| v.lookup(dir, n).is_ok_and(|a| a.ino == f.ino())).unwrap();
+    (f.ino(), name)
+}
+
+fn is_refused<T>(r: braidfs::Result<T>) -> bool {
+    matches!(r, Err(Error::DomainFailed { .. }))
+}
+
+/// Domain 1 fails; its device is well again afterwards.
+fn fail(two: &Two, v: &Volume) {
+    two.faulty[1].add(Rule::new(Op::Write, Effect::Fail(EIO)));
+    assert!(v.sync().is_err());
+    two.faulty[1].clear();
+    let failed: Vec<bool> = v.domains().iter().map(|d| d.failed.is_some()).collect();
+    assert_eq!(failed, [false, true]);
+}
+
+/// A log is rotated, which is not durable: the file comes back under its name, which nobody has taken meanwhile.
+#[test]
+fn a_name_that_a_failed_domain_left_is_not_taken() {
+    for how in ["create", "rename", "link"] {
+        let two = Two::new();
+        let v = two.mount();
+        let home = homes(&v)[&0].0;
+        let (log, name) = named(&v, home, 1, "log");
+        let (other, other_name) = named(&v, home, 0, "other");
+        v.sync().unwrap();
+        v.rename(home, &name, home, b"log.1", RenameMode::Replace).unwrap();
+        fail(&two, &v);
+        let taken = match how {
+            "create" => make(&v, home, std::str::from_utf8(&name).unwrap(), FileKind::File).map(drop),
+            "rename" => v.rename(home, &other_name, home, &name, RenameMode::Replace),
+            _ => v.link(other, home, &name).map(drop),
+        };
+        let _ = v.sync();
+        v.crash();
+        let healthy = two.healthy();
+        let v = Volume::mount(healthy.clone(), options()).unwrap();
+        assert_eq!(content(&v, log).unwrap(), fill(1, 0, 9000), "{how}");
+        assert_eq!(v.lookup(home, &name).unwrap().ino, log, "{how}");
+        assert!(is_refused(taken), "{how}");
+        goes_on(v, other, &healthy, how);
+    }
+}
+
+/// A directory from which an inode of the failed domain has gone does not end.
+#[test]
+fn a_directory_that_a_failed_domain_left_stays() {
+    let two = Two::new();
+    let v = two.mount();
+    let home = homes(&v)[&0].0;
+    let dir = (0..64).map(|i| make(&v, home, &format!("dir {i}"), FileKind::Dir).unwrap());
+    let (i, dir) = (0..).zip(dir).find(|(_, d)| v.domain_of(*d).unwrap() == DomainId(0)).unwrap();
+    let (f, name) = named(&v, dir, 1, "f");
+    v.sync().unwrap();
+    v.rename(dir, &name, home, b"f", RenameMode::Replace).unwrap();
+    (0..64).for_each(|i| drop(v.unlink(dir, format!("f {i}").as_bytes())));
+    fail(&two, &v);
+    let ended = v.rmdir(home, format!("dir {i}").as_bytes());
+    let _ = v.sync();
+    v.crash();
+    let v = Volume::mount(two.healthy(), options()).unwrap();
+    assert_eq!(v.lookup(dir, &name).unwrap().ino, f);
+    assert!(is_refused(ended));
+}
+
+/// What was to be replaced is there: also when the hint of that is behind a checkpoint.
+#[test]
+fn what_a_failed_domain_was_to_replace_stays() {
+    let two = Two::new();
+    let v = two.mount();
+    let homes = homes(&v);
+    let (here, there) = (homes[&0].0, homes[&1].0);
+    let (old, old_name) = named(&v, here, 0, "old");
+    let (new, new_name) = named(&v, there, 1, "new");
+    v.sync().unwrap();
+    v.rename(there, &new_name, here, &old_name, RenameMode::Replace).unwrap();
+    fail(&two, &v);
+    v.write(&homes[&0].1, 0, b"one transaction more").unwrap();
+    let _ = v.sync();
+    drop(homes);
+    assert!(v.unmount().is_err(), "the unmount hides it");
+    let healthy = two.healthy();
+    let v = Volume::mount(healthy.clone(), options()).unwrap();
+    assert_eq!(v.lookup(here, &old_name).unwrap().ino, old);
+    assert_eq!(v.lookup(there, &new_name).unwrap().ino, new);
+    assert_eq!(content(&v, old).unwrap(), fill(1, 0, 9000));
+    goes_on(v, old, &healthy, "replaced");
+}
+
+/// What an fsync of a file needs of the failed domain is nothing, though they had operations in common.
+#[test]
+fn a_sound_file_is_synced_by_a_commit() {
+    let two = Two::new();
+    let v = two.mount();
+    let homes = homes(&v);
+    let sound = v.open(named(&v, homes[&0].0, 0, "sound").0).unwrap();
+    v.sync().unwrap();
+    drop(named(&v, homes[&1].0, 0, "between"));
+    fail(&two, &v);
+    v.fallocate(&sound, FallocMode::CollapseRange, 0, 4096).unwrap();
+    v.fsync(sound.ino(), false).unwrap();
+}
+
+/// An inode with many names lost one to a file of a domain that has failed since. What it loses to others is refused, as long as
+/// nobody knows who has the first: each such name would stay in its record, until that could not be written.
+#[test]
+fn names_lost_to_a_failed_domain_do_not_fail_another() {
+    let inner = [0, 1, 2].map(|_| Arc::new(MemDevice::new(8192)));
+    let faulty = [0, 1, 2].map(|i: usize| Arc::new(FaultDevice::new(inner[i].clone(), 7)));
+    let devices = devices_of(&faulty);
+    let o = MkfsOptions { domains: Some(3), placement: Placement::Spread, ..MkfsOptions::default() };
+    mkfs::format(&devices, &o).unwrap();
+    let v = Volume::mount(devices, options()).unwrap();
+    let root = InodeNo::ROOT;
+    let file = |domain, name: &str| named(&v, root, domain, name).1;
+    let ino = named(&v, root, 0, "many").0;
+    let long = |i: u32| format!("{i:0255}").into_bytes();
+    (0..20).for_each(|i| drop(v.link(ino, root, &long(i)).unwrap()));
+    let taker = file(2, "taker");
+    let others: Vec<_> = (0..15).map(|i| file(1, &format!("other {i}"))).collect();
+    v.sync().unwrap();
+    v.rename(root, &taker, root, &long(0), RenameMode::Replace).unwrap();
+    faulty[2].add(Rule::new(Op::Write, Effect::Fail(EIO)));
+    assert!(v.sync().is_err());
+    for (i, name) in (1..).zip(&others) {
+        match v.rename(root, name, root, &long(i), RenameMode::Replace) {
+            Ok(()) | Err(Error::DomainFailed { domain: DomainId(2), .. }) => {}
+            Err(e) => panic!("rename {i}: {e}"),
+        }
+    }
+    for d in [0, 1] {
+        v.commit_domain(DomainId(d), false).unwrap();
+    }
+    let failed: Vec<bool> = v.domains().iter().map(|d| d.failed.is_some()).collect();
+    assert_eq!(failed, [false, false, true]);
+    // recovery gives it its name back by its record of now
+    assert!(is_refused(v.unlink(root, &long(19))));
+    v.crash();
+    let healthy = copies_of(&inner);
+    repair(&healthy).unwrap();
+    let v = Volume::mount(healthy.clone(), options()).unwrap();
+    assert_eq!(v.lookup(root, &long(0)).unwrap().ino, ino, "who took it had it in no durable transaction");
+    v.rename(root, &others[0], root, &long(1), RenameMode::Replace).unwrap();
+    v.unmount().unwrap();
+    fsck(&healthy).unwrap();
+}
