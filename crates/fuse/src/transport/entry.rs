@@ -3,8 +3,7 @@
 //! (the rest of the request: names, data; later the body of the answer).
 //!
 //! The kernel copies in and out in the context of the serving thread (`fuse_uring_send_in_task`, and when that thread
-//! commits), so the two never touch it at the same time. A large answer it copies in a thread of its own, some time before
-//! the entry's next request (`Ring::give`). It uses the entry that came back last first, so that of many
+//! commits), so the two never touch it at the same time. It uses the entry that came back last first, so that of many
 //! entries only few are ever in memory.
 
 use super::Reply;
@@ -62,10 +61,6 @@ pub(super) struct Entry {
     /// Bytes of the payload that may be in memory, and that the last request used.
     used: usize,
     last: usize,
-    /// Bytes of the answer's body.
-    pub answered: usize,
-    /// A thread of the kernel copies the answer, or has: the entry is the kernel's until a request comes.
-    pub aside: bool,
     /// Another thread has the memory of the answer.
     pub lent: bool,
     /// An answer that came before that came back.
@@ -93,8 +88,6 @@ impl Entry {
             unique: 0,
             used: 0,
             last: 0,
-            answered: 0,
-            aside: false,
             lent: false,
             early: None,
         })
@@ -122,7 +115,6 @@ impl Entry {
             Ok(len) => (0, len),
             Err(e) => (-e.raw_os_error(), 0),
         };
-        self.answered = len;
         self.last = self.last.max(len);
         self.used = self.used.max(len);
         let head = OutHeader { len: (size_of::<OutHeader>() + len) as u32, error, unique: self.unique };
@@ -143,7 +135,7 @@ impl Entry {
 
     /// Gives memory back that large requests have used.
     pub fn trim(&mut self) {
-        if self.state != State::Kernel || self.aside || !self.is_large() {
+        if self.state != State::Kernel || !self.is_large() {
             return;
         }
         let from = PAYLOAD + KEPT_BYTES;
@@ -253,10 +245,6 @@ mod tests {
         e.trim();
         assert!(e.is_large(), "somebody writes to it");
         e.state = State::Kernel;
-        e.aside = true;
-        e.trim();
-        assert!(e.is_large(), "the kernel may be copying from it");
-        e.aside = false;
         e.trim();
         assert!(!e.is_large());
         let memory = e.answer.memory();

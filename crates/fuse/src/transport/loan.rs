@@ -14,7 +14,7 @@ use std::time::Instant;
 use zerocopy::FromBytes;
 
 /// From so many bytes on a request is large: to wake another thread costs what it takes to copy some ten KiB.
-pub(super) const LARGE_BYTES: usize = 128 << 10;
+const LARGE_BYTES: usize = 128 << 10;
 
 /// A request, and the memory that it lies in. It comes back in any case: the kernel knows its address.
 #[derive(Debug)]

@@ -12,13 +12,13 @@
 //! thread is in a system call ([`super::entry`]).
 
 use super::entry::{Entry, State, serve_in};
-use super::loan::{LARGE_BYTES, Loan, is_large};
+use super::loan::{Loan, is_large};
 use super::mailbox::{Content, Letter, Mailbox, Ticket};
 use super::uring::{Completion, Uring};
 use crate::abi::{self, UringCommand, op};
 use crate::request::{Answer, Request};
 use io_uring::opcode;
-use io_uring::squeue::{self, Entry128};
+use io_uring::squeue::Entry128;
 use io_uring::types::{Fixed, Timespec};
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -35,9 +35,6 @@ const GROWTH: usize = 64;
 const DEPTH_MAX: usize = 8192;
 /// So many entries of a queue are free for requests that do not wait for other requests.
 const RESERVE: usize = 32;
-/// Of a ring: large answers that threads of the kernel copy (`give`). Nobody hears when such a copy has ended, so memory of
-/// these entries is not given back before the next request came in them.
-const ASIDE_MAX: usize = 3;
 /// Submission entries: more requests than come at once are submitted in pieces.
 const SUBMISSIONS: u32 = 64;
 /// A ring without large requests for so long gives memory of these back.
@@ -105,9 +102,6 @@ pub(crate) struct Ring {
     count: Box<u64>,
     /// Entries that are the kernel's, or about to be.
     alive: usize,
-    /// Of those, the ones whose answer the kernel may still be copying, and how many there may be.
-    aside: usize,
-    aside_max: usize,
     memory: Memory,
 }
 
@@ -147,8 +141,6 @@ impl Ring {
             mailbox,
             count: Box::new(0),
             alive: 0,
-            aside: 0,
-            aside_max: ASIDE_MAX,
             memory: Memory { large: false, came: false, is_set: false, after },
         };
         ring.listen()?;
@@ -200,7 +192,6 @@ impl Ring {
                 match Errno::from_raw_os_error(-result) {
                     // the connection is not ready: at the start only
                     Errno::AGAIN | Errno::INTR => self.give(i, abi::URING_REGISTER)?,
-                    Errno::CANCELED if self.entries[i].aside => self.commit_here(i)?,
                     e => self.bury(i, e),
                 }
             }
@@ -234,7 +225,6 @@ impl Ring {
     ) -> io::Result<()> {
         let entry = &mut self.entries[i];
         entry.state = State::Busy;
-        self.aside -= usize::from(std::mem::take(&mut entry.aside));
         let (head, args, size) = match entry.request() {
             Ok(parts) => parts,
             Err(e) => {
@@ -334,15 +324,6 @@ impl Ring {
         Ok(())
     }
 
-    /// The kernel has no thread to copy an answer with (a limit of processes, memory): this one commits all from now on.
-    fn commit_here(&mut self, i: usize) -> io::Result<()> {
-        if std::mem::take(&mut self.aside_max) > 0 {
-            tracing::warn!("the kernel makes no thread to copy large answers with: the ring's own thread does");
-        }
-        self.aside -= usize::from(std::mem::take(&mut self.entries[i].aside));
-        self.give(i, abi::URING_COMMIT_AND_FETCH)
-    }
-
     /// An entry that the kernel does not have any more.
     fn bury(&mut self, i: usize, why: Errno) {
         if !matches!(why, Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED) {
@@ -350,7 +331,6 @@ impl Ring {
         }
         if self.entries[i].state != State::Dead {
             self.entries[i].state = State::Dead;
-            self.aside -= usize::from(std::mem::take(&mut self.entries[i].aside));
             self.alive -= 1;
         }
     }
@@ -370,10 +350,6 @@ impl Ring {
         let mut sqe = sqe.addr(Some(entry.iovecs.as_ptr() as u64)).build().user_data(i as u64);
         if command == abi::URING_REGISTER {
             set_len(&mut sqe, 2);
-        } else if entry.answered >= LARGE_BYTES && self.aside < self.aside_max {
-            entry.aside = true;
-            self.aside += 1;
-            sqe = sqe.flags(squeue::Flags::ASYNC);
         }
         self.push(&sqe)
     }
