@@ -854,19 +854,44 @@ def a_service_manager_is_told_who_serves(volume, _top):
             path.unlink(missing_ok=True)
 
 
+def on_a_small_disk(v, stack):
+    """A directory with room for 32 MiB, and in it a volume of 256 MiB."""
+    v.umount()
+    full = v.image.with_suffix(".full")
+    full.mkdir()
+    stack.callback(full.rmdir)
+    run("mount", "-t", "tmpfs", "-o", "size=32M", "tmpfs", full)
+    stack.callback(run, "umount", full)
+    image = full / "image"
+    run(v.binary, "mkfs", "-q", "--size", "256M", image)
+    return full, image
+
+
+def tell_while_it_is_handed_over(v, *told):
+    """Signals these processes while the new one is stopped, which goes on then."""
+    v.point.write_text("new-given stop")
+    command = subprocess.Popen([v.binary, "upgrade", v.mnt], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for("the hand-over to begin", lambda: not v.point.exists(), 10)
+        for pid in told:
+            os.kill(pid, signal.SIGTERM)
+        time.sleep(0.2)
+        for pid in v.daemons():
+            os.kill(pid, signal.SIGCONT)
+        command.wait(30)
+    finally:
+        command.kill()
+        command.wait()
+    wait_for("the end of all", lambda: not v.daemons() and not v.mount_entry(), 20)
+    same(v.fsck("-f", "-n")[0], 0, "exit code of fsck")
+
+
 @check
 def a_device_that_takes_nothing_more(volume, _top):
     """An image with holes on a full disk: refused while it is served, and what is there can be read."""
     root_only()
     with mounted(volume) as v, contextlib.ExitStack() as stack:
-        v.umount()
-        full = v.image.with_suffix(".full")
-        full.mkdir()
-        stack.callback(full.rmdir)
-        run("mount", "-t", "tmpfs", "-o", "size=32M", "tmpfs", full)
-        stack.callback(run, "umount", full)
-        image = full / "image"
-        run(v.binary, "mkfs", "-q", "--size", "256M", image)
+        full, image = on_a_small_disk(v, stack)
         run(v.binary, "mount", "-o", "transport=dev,commit=300", image, v.mnt)
         stack.callback(v.force_down)
         write_synced(v.mnt / "f", b"x")
@@ -890,14 +915,7 @@ def a_volume_that_cannot_be_closed(volume, _top):
     """What was acknowledged since it was made durable cannot be written: no connection goes on without it."""
     root_only()
     with mounted(volume) as v, contextlib.ExitStack() as stack:
-        v.umount()
-        full = v.image.with_suffix(".full")
-        full.mkdir()
-        stack.callback(full.rmdir)
-        run("mount", "-t", "tmpfs", "-o", "size=32M", "tmpfs", full)
-        stack.callback(run, "umount", full)
-        image = full / "image"
-        run(v.binary, "mkfs", "-q", "--size", "256M", image)
+        full, image = on_a_small_disk(v, stack)
         options = "transport=dev,commit=300"
         run(v.binary, "mount", "-o", options, image, v.mnt)
         stack.callback(v.force_down)
@@ -943,18 +961,4 @@ def asked_to_end_while_it_is_handed_over(volume, _top):
     """What SIGTERM means that comes while a mount is handed over: whoever serves unmounts."""
     with mounted(volume) as v:
         write_synced(v.mnt / "f", b"x")
-        old = server(v)
-        v.point.write_text("new-given stop")
-        command = subprocess.Popen([v.binary, "upgrade", v.mnt], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            wait_for("the hand-over to begin", lambda: not v.point.exists(), 10)
-            os.kill(old, signal.SIGTERM)
-            time.sleep(0.2)
-            for pid in v.daemons():
-                os.kill(pid, signal.SIGCONT)
-            command.wait(30)
-        finally:
-            command.kill()
-            command.wait()
-        wait_for("the end of all", lambda: not v.daemons() and not v.mount_entry(), 20)
-        same(v.fsck("-f", "-n")[0], 0, "exit code of fsck")
+        tell_while_it_is_handed_over(v, server(v))

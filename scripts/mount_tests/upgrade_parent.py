@@ -15,7 +15,9 @@ from fslib import dead, is_running, kill_and_wait, run, stop, wait_for
 from mount_tests.common import NOBODY, as_nobody, check, daemon_only, must, refused, same, write_synced
 from mount_tests.helpers import small_volume
 from mount_tests.supervise import both, kill_serving, supervised
-from mount_tests.upgrade import BACK, FAILPOINT, KILLED, Held, mounted_by_nobody, upgrade
+from mount_tests.upgrade import (
+    BACK, FAILPOINT, KILLED, Held, mounted_by_nobody, tell_while_it_is_handed_over, upgrade,
+)
 
 LOOKED = "looked after by the same program"
 
@@ -93,22 +95,7 @@ def a_serving_process_is_asked_to_end_while_it_hands_over(volume, _top):
         with watched(volume) as (v, _log):
             write_synced(v.mnt / "f", b"x")
             parent, serving = both(v)
-            v.point.write_text("new-given stop")
-            command = subprocess.Popen([v.binary, "upgrade", v.mnt], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            try:
-                wait_for("the hand-over to begin", lambda: not v.point.exists(), 10)
-                os.kill(serving, signal.SIGTERM)
-                if parent_too:
-                    os.kill(parent, signal.SIGTERM)
-                time.sleep(0.2)
-                for pid in v.daemons():
-                    os.kill(pid, signal.SIGCONT)
-                command.wait(30)
-            finally:
-                command.kill()
-                command.wait()
-            wait_for("the end of all", lambda: not v.daemons() and not v.mount_entry(), 20)
-            same(v.fsck("-f", "-n")[0], 0, "exit code of fsck")
+            tell_while_it_is_handed_over(v, serving, *([parent] if parent_too else []))
 
 
 @check(seconds=120)
