@@ -240,3 +240,46 @@ impl Volume {
         Ok(b)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::cell::cache::Memory;
+    use crate::types::*;
+    use crate::{Cred, Error, MkfsOptions, MountOptions, NewNode, Volume, mkfs};
+    use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
+    use std::sync::Arc;
+
+    /// A directory of a failed domain is read from the device again, as it was before changes whose other side is durable: a name in
+    /// it of what is gone is no sign that anything of the other domain is lost.
+    #[test]
+    fn an_old_directory_of_a_failed_domain_takes_nobody_along() {
+        let faults = [0, 1].map(|i| Arc::new(FaultDevice::new(Arc::new(MemDevice::new(8192)), i)));
+        let devices: Vec<Arc<dyn Device>> = faults.iter().map(|f| f.clone() as Arc<dyn Device>).collect();
+        let o = MkfsOptions { domains: Some(2), placement: Placement::Spread, ..MkfsOptions::default() };
+        mkfs::format(&devices, &o).unwrap();
+        let v = Volume::mount(devices, MountOptions { background: false, ..MountOptions::default() }).unwrap();
+        let make = |dir: InodeNo, domain: u16, kind| {
+            let new = NewNode { kind, mode: 0o700, umask: 0, rdev: 0, target: b"" };
+            let one = |i: u32| {
+                let name = format!("{i}").into_bytes();
+                (v.create(dir, &name, &new, &Cred::root()).unwrap().ino, name)
+            };
+            (0..64).map(one).find(|(ino, _)| v.domain_of(*ino).unwrap() == DomainId(domain)).unwrap()
+        };
+        let dir = make(InodeNo::ROOT, 1, FileKind::Dir).0;
+        let name = make(dir, 0, FileKind::File).1;
+        v.sync().unwrap();
+        v.unlink(dir, &name).unwrap();
+        faults[1].add(Rule::new(Op::Write, Effect::Fail(5)));
+        assert!(v.sync().is_err());
+        faults[1].clear();
+        let domain = v.mounted().dom(DomainId(1));
+        for _ in 0..3 {
+            domain.evict(Memory { pages: 1 << 20, cells: 1 << 20, index_bytes: 1 << 30 });
+        }
+        assert!(matches!(v.lookup(dir, &name), Err(Error::NotFound)));
+        let failed: Vec<bool> = v.domains().iter().map(|d| d.failed.is_some()).collect();
+        assert_eq!(failed, [false, true]);
+        assert!(v.unmount().is_err());
+    }
+}
