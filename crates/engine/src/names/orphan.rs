@@ -22,7 +22,8 @@ impl MountedVolume {
     /// [`Error::NoSpace`] where it is the last name, and the journal has no room for more of them.
     pub(super) fn check_may_stay(&self, c: &Cell, st: &State) -> Result<()> {
         let is_last = c.kind == FileKind::Dir || st.nlink <= 1;
-        let stays = is_last && self.dom(c.domain).has_most_orphans() && (c.is_open() || self.held.holds(c));
+        // what is not open asks nothing that others write
+        let stays = is_last && (c.is_open() || self.held.holds(c)) && self.dom(c.domain).has_most_orphans();
         if stays { Err(Error::NoSpace) } else { Ok(()) }
     }
 

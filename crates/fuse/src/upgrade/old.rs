@@ -119,8 +119,18 @@ struct Asked {
 }
 
 impl Asked {
-    fn refuse(mut self, why: &str) {
+    fn refuse(self, why: &str) {
         tracing::warn!(reason = why, "not upgraded: this process goes on");
+        self.tell(why);
+    }
+
+    /// Nobody serves the mount any more.
+    fn lose(self, why: &str) {
+        tracing::error!(reason = why, "not upgraded, and the connection ends");
+        self.tell(&format!("{why}; the connection ends, as after a crash: unmount it, and mount it again"));
+    }
+
+    fn tell(mut self, why: &str) {
         self.arg.errno = Errno::CANCELED.raw_os_error() as u32;
         self.arg.set_text(why.as_bytes());
         let mut out = Answer::new(size_of::<UpgradeArg>());
@@ -481,14 +491,13 @@ pub(crate) fn hand_over(fs: BraidFs, prepared: Prepared, served: &Served<'_>) ->
             let braidfs::NotHandedOver { error, volume, .. } = *e;
             let why = format!("the volume cannot be closed: {error}");
             drop(new);
-            asked.refuse(&why);
-            return match volume {
-                Some(vol) => {
-                    HandedOver::No { vol: Arc::new(vol), front: Box::new(front), handles: Box::new(handles), counters }
-                }
+            let Some(vol) = volume else {
                 // What was acknowledged last may be gone: the kernel must not go on with it.
-                None => HandedOver::Lost(error),
+                asked.lose(&why);
+                return HandedOver::Lost(error);
             };
+            asked.refuse(&why);
+            return HandedOver::No { vol: Arc::new(vol), front: Box::new(front), handles: Box::new(handles), counters };
         }
     };
     tracing::info!(held = held.len(), handles = front.handles.len(), "upgrade: the volume is closed");
@@ -505,7 +514,7 @@ pub(crate) fn hand_over(fs: BraidFs, prepared: Prepared, served: &Served<'_>) ->
     let status = new.end();
     if new.said_going() {
         // Between the last look at it and its end it may have acknowledged what is on no device.
-        asked.refuse(&format!("the new process said too late that it serves, and was ended ({status})"));
+        asked.lose(&format!("the new process said too late that it serves, and was ended ({status})"));
         return HandedOver::Lost(braidfs::Error::Busy("the process that was to serve it answered too late".into()));
     }
     served.mount.guard();
@@ -517,7 +526,7 @@ pub(crate) fn hand_over(fs: BraidFs, prepared: Prepared, served: &Served<'_>) ->
             HandedOver::No { vol: Arc::new(vol), front: Box::new(front), handles: Box::new(handles), counters }
         }
         Err(e) => {
-            asked.refuse(&format!("{why} ({status}); and the volume cannot be mounted again: {e}"));
+            asked.lose(&format!("{why} ({status}); and the volume cannot be mounted again: {e}"));
             HandedOver::Lost(e)
         }
     }
@@ -541,7 +550,11 @@ fn give(new: &New, asked: &Asked, all: &All<'_>, served: &Served<'_>) -> Result<
     if let Some(parent) = &all.config.supervisor {
         let handing =
             Handing { pid: new.child.id().cast_signed(), program: Some(new.program.clone()), asked_to_end: false };
-        tell_parent(parent, &handing.said()).map_err(|e| format!("its parent cannot be told: {e}"))?;
+        tell_parent(parent, &handing.said()).map_err(|e| {
+            format!(
+                "the process that looks after it does not read what it is told ({e}): unmount it, and mount it again"
+            )
+        })?;
     }
     let (channel, unique) = asked.later.place().ok_or("the request did not come by the device")?;
     let record = Record {
