@@ -98,6 +98,9 @@ impl Request<'_> {
     }
 }
 
+/// A tree this deep is a loop, which only a damaged volume has.
+const DEEPEST: u32 = 1_000_000;
+
 /// Why a rename starts again.
 enum Restart {
     /// Names changed meanwhile, or something must be durable first.
@@ -125,8 +128,7 @@ impl MountedVolume {
     /// Whether `above` is `below` or an ancestor of it. Under the rename lock.
     fn is_ancestor(&self, above: InodeNo, below: &Arc<Cell>) -> Result<bool> {
         let mut at = below.clone();
-        // a tree this deep is a loop, which only a damaged volume has
-        for _ in 0..1_000_000 {
+        for _ in 0..DEEPEST {
             if at.ino == above {
                 return Ok(true);
             }
@@ -139,13 +141,44 @@ impl MountedVolume {
         Err(Error::Loop)
     }
 
-    /// Directory moves are totally ordered: an earlier one is made durable first, where [`move_directory`] says so.
-    fn order_move(&self, domain: DomainId, completed: bool) -> Result<()> {
+    /// Directory moves are totally ordered: an earlier one is made durable first, where [`move_directory`] says so. One of a
+    /// domain that has failed the next mount takes back: others move on, but not to below what it moved
+    /// ([`Self::check_above`]). Under the rename lock.
+    fn order_move(&self, domain: DomainId, to: &Arc<Cell>, completed: bool) -> Result<()> {
         if planted(Bug::MovesUnordered) {
             return Ok(());
         }
-        let first = move_directory(*self.last_move.lock(), domain, completed);
-        self.commit_some(&first)
+        let last = self.last_move.lock().filter(|(d, _)| completed || self.dom(*d).failed().is_none());
+        self.commit_some(&move_directory(last, domain, completed))?;
+        self.check_above(to)
+    }
+
+    /// Where a directory comes to in `to`, no domain that has failed decides which directories are above it: else the next
+    /// mount could take back that such a one came here from below what moves now, and both would be below each other.
+    ///
+    /// # Errors
+    /// Of that domain.
+    fn check_above(&self, to: &Arc<Cell>) -> Result<()> {
+        if self.domains.iter().all(|d| d.failed().is_none()) {
+            return Ok(());
+        }
+        let mut at = to.clone();
+        for _ in 0..DEEPEST {
+            if at.ino == InodeNo::ROOT {
+                return Ok(());
+            }
+            self.commit_exchange(&at)?;
+            let d = self.dom(at.domain);
+            let (known, parent) = {
+                let st = at.state.read();
+                (st.durability.names_durable(d.committed_tx()) || !d.keeps_journal(), st.parent)
+            };
+            if !known {
+                d.check_failed()?;
+            }
+            at = self.cell(parent)?;
+        }
+        Err(Error::Loop)
     }
 
     /// Locks the directories; the places of those of the old and of the new name.
@@ -200,10 +233,10 @@ impl MountedVolume {
     fn commit_before(&self, r: &Request<'_>, again: bool) -> Result<[Unwritten; 2]> {
         let mut unwritten = [Unwritten::default(); 2];
         if r.src_moves() {
-            self.order_move(r.src.domain, r.is_completed())?;
+            self.order_move(r.src.domain, &r.to.dir, r.is_completed())?;
         }
         if let Some(d) = r.partner().filter(|_| r.partner_moves()) {
-            self.order_move(d.domain, r.is_completed())?;
+            self.order_move(d.domain, &r.from.dir, r.is_completed())?;
         }
         if again {
             self.commit_vacating_rename(&r.to.dir, r.to.name, r.src.domain)?;

@@ -98,6 +98,43 @@ fn what_a_failed_domain_was_to_replace_stays() {
     goes_on(v, old, &healthy, "replaced");
 }
 
+/// The domain that fails has moved a directory last: directories of others go on to move, but not to below that one, which is
+/// elsewhere after the next mount.
+#[test]
+fn directories_move_beside_a_failed_domain() {
+    let two = Two::new();
+    let v = two.mount();
+    let root = InodeNo::ROOT;
+    let dir = |parent, domain, name: &str| {
+        let mut all = (0..64)
+            .map(|i| format!("{name} {i}"))
+            .map(|n| (make(&v, parent, &n, FileKind::Dir).unwrap(), n.into_bytes()));
+        all.find(|d| v.domain_of(d.0).unwrap() == DomainId(domain)).unwrap()
+    };
+    let [a, b, c] = ["a", "b", "c"].map(|name| dir(root, 0, name));
+    let moved = dir(a.0, 1, "moved");
+    let below = dir(moved.0, 0, "below");
+    let file = named(&v, b.0, 0, "file").0;
+    v.sync().unwrap();
+    v.rename(a.0, &moved.1, b.0, b"moved", RenameMode::Replace).unwrap();
+    fail(&two, &v);
+    let to = |of: &(InodeNo, Vec<u8>), dir| v.rename(root, &of.1, dir, b"here", RenameMode::Replace);
+    // the moved one comes back into `a`, which would be below it
+    let refused = [is_refused(to(&a, moved.0)), is_refused(to(&a, below.0))];
+    // and so after each move of another domain
+    to(&a, c.0).unwrap();
+    to(&c, b.0).unwrap();
+    let later = is_refused(v.rename(c.0, b"here", below.0, b"here", RenameMode::Replace));
+    let _ = v.sync();
+    v.crash();
+    let healthy = two.healthy();
+    let v = Volume::mount(healthy.clone(), options()).unwrap();
+    let path: [&[u8]; 4] = [&b.1, b"here", b"here", &moved.1];
+    assert_eq!(path.iter().fold(root, |at, name| v.lookup(at, name).unwrap().ino), moved.0);
+    assert_eq!((refused, later), ([true; 2], true));
+    goes_on(v, file, &healthy, "moved");
+}
+
 /// What an fsync of a file needs of the failed domain is nothing, though they had operations in common.
 #[test]
 fn a_sound_file_is_synced_by_a_commit() {
