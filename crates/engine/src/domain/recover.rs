@@ -153,7 +153,8 @@ impl Domain {
         let last = Checkpointed::of(&header.header);
         let space = Space::open(store.clone(), id, mlogs, groups, Some(log), Some(last))?;
         let doubt = space.doubt(last.sum);
-        let nodes = NodeTable::open(store.clone(), id, &space.groups(), &space)?;
+        let mut nodes = NodeTable::open(store.clone(), id, &space.groups(), &space)?;
+        nodes.set_mounts(header.header.mounts.get());
         let mut rec = Recovered::default();
         let opening = Opening { id, store: &store, shared: &shared, journal: &journal, space: &space, nodes: &nodes };
         let reached = match on_open {

@@ -232,7 +232,7 @@ impl NodeTable {
             block.set_taken(slot, true);
             block.next = slot + 1;
             let node = self.store.geometry().node(group.number, index * NODES_PER_BLOCK + slot);
-            Ok(Some((node, old.wrapping_add(1).max(1))))
+            Ok(Some((node, old.wrapping_add(1 + self.mount).max(1))))
         })
     }
 

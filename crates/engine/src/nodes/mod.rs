@@ -67,7 +67,12 @@ pub struct NodeTable {
     quarantined: Mutex<std::collections::HashSet<NodeId>, rank::QuarantinedNumbers>,
     /// One write of the home tables at a time.
     home: Mutex<(), rank::NodesHome>,
+    /// How many generations a new inode skips ([`NodeTable::set_mounts`]).
+    mount: u32,
 }
+
+/// So many mounts, one after the other, give generations of their own.
+const MOUNTS_APART: u32 = 1024;
 
 impl NodeTable {
     /// Opens the node table of `domain`, which owns `groups`, all of them open in `space`.
@@ -88,9 +93,18 @@ impl NodeTable {
             cache: BlockCache::default(),
             quarantined: Mutex::default(),
             home: Mutex::default(),
+            mount: 0,
         };
         groups.iter().try_for_each(|&g| table.add_group(g, space))?;
         Ok(table)
+    }
+
+    /// The domain was opened for writing so often before. A number that was given out and not committed before a crash is free
+    /// again, and its next inode must be another one for who holds the old one's handle: each mount gives generations that
+    /// are as many higher.
+    pub fn set_mounts(&mut self, mounts: u32) {
+        // far fewer than there are generations, and no handle is held over so many mounts
+        self.mount = mounts % MOUNTS_APART;
     }
 
     /// Bounds what is kept of the tables and of node blocks and buckets to about so many bytes each.

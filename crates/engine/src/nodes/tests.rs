@@ -398,3 +398,15 @@ fn a_cursor_in_a_group_that_left() {
     assert_eq!(store.geometry().node_place(node).unwrap().0, 0);
     assert_eq!(table.resident.count(), resident + 1);
 }
+
+/// What a mount gave out, and no commit wrote, the next one gives out as another inode.
+#[test]
+fn numbers_after_a_crash_are_of_other_inodes() {
+    let (_device, store) = fixture();
+    let mut seen = HashSet::new();
+    for mounts in 0..5 {
+        let mut table = open_table(&store, &GROUPS).unwrap();
+        table.set_mounts(mounts);
+        assert!(seen.insert(table.alloc(None).unwrap()), "mount {mounts}");
+    }
+}
