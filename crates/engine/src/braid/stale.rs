@@ -86,7 +86,7 @@ impl MountedVolume {
         let mut n = 0;
         for l in links.iter().filter(|l| may_be_linked(ino, l.parent)) {
             let Ok(dir) = self.dir_cell(l.parent) else { continue };
-            if self.find_entry(&dir, &mut dir.state.write(), &l.name)?.is_some_and(|e| e.inode.ino == ino) {
+            if self.find_entry(&dir, &mut dir.state.write(), &l.name)?.is_some_and(|e| e.inode == c.inode()) {
                 continue;
             }
             n += loop {
@@ -111,7 +111,7 @@ impl MountedVolume {
         // under the locks: does it still claim the name, and is the name still without a rightful owner?
         let old = self.find_entry(dir, &mut dst, name)?;
         if let Some(e) = &old {
-            if e.inode.ino == c.ino {
+            if e.inode == c.inode() {
                 return Ok(Relinked::Needless);
             }
             match self.child_below(dir, &[], name, e.inode)? {
