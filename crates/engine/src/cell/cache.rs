@@ -23,7 +23,8 @@ const SHARDS: usize = 64;
 /// So many cells of a shard are let go together: whoever does looks at a line of each thread.
 const LATE: usize = 32;
 
-/// Memory of a cell in the cache, about: one with extents.
+/// Memory of a cell in the cache, about: one with extents. What it holds beyond that is counted
+/// ([`Memory::attached`]).
 pub const CELL_BYTES: u64 = 800;
 
 /// Some of the cells.
@@ -159,12 +160,15 @@ impl CellCache {
                 c.warm();
                 c.arc()
             }),
-            Err(()) => {
-                let shard = self.shard(ino);
-                let _still = shard.table.read();
-                shard.index.get(ino)
-            }
+            Err(()) => self.get_surely(ino),
         }
+    }
+    /// [`Self::get`] that waits for who takes a cell out and puts it back, and moves a part of the index: for who takes its
+    /// absence for damage.
+    pub fn get_surely(&self, ino: InodeNo) -> Option<Arc<Cell>> {
+        let shard = self.shard(ino);
+        let _still = shard.table.read();
+        shard.index.get(ino)
     }
     /// The cell, if in memory, to be looked at: without a write to a line that threads share. `None` also where this thread
     /// looks at very many.
@@ -247,6 +251,7 @@ impl CellCache {
                 {
                     gone.pages += own.pages;
                     gone.index_bytes += own.index_bytes;
+                    gone.attached += own.attached;
                     gone.cells += 1;
                     want.cells -= 1;
                 }
@@ -322,16 +327,20 @@ pub struct Memory {
     pub cells: usize,
     /// Names of directories, indexes of extents and pages: bytes.
     pub index_bytes: usize,
+    /// Content, names, attributes and extents that go with the cells: bytes ([`State::attached_steps`]).
+    pub attached: usize,
 }
 
 impl Memory {
     /// What goes with a cell, as far as the volume counts it.
     pub fn of(c: &Cell) -> Self {
-        match &c.state.read().body {
-            Body::File(f) => Self { pages: f.pages.len(), index_bytes: f.counted_bytes(), ..Self::default() },
-            Body::Dir(d) => Self { index_bytes: d.counted, ..Self::default() },
-            Body::Special => Self::default(),
-        }
+        let st = c.state.read();
+        let (pages, index_bytes) = match &st.body {
+            Body::File(f) => (f.pages.len(), f.counted_bytes()),
+            Body::Dir(d) => (0, d.counted),
+            Body::Special => (0, 0),
+        };
+        Self { pages, cells: 0, index_bytes, attached: usize::from(c.attached.load(Relaxed)) * State::ATTACHED_STEP }
     }
     fn is_none(&self) -> bool {
         *self == Self::default()

@@ -17,8 +17,8 @@ impl State {
         Owners { uid: self.uid, gid: self.gid, project: self.project() }
     }
 
-    /// Blocks of the content, each once, whether it has its place or not. ([`State::blocks`] counts a block that is written
-    /// anew twice.)
+    /// Blocks of the content, each once, whether it has its place or not. ([`State::blocks`] counts one of a
+    /// sparse file that is written anew twice.)
     pub fn content_blocks(&self) -> u64 {
         match &self.body {
             Body::File(f) if f.pages.dirty_count() == 0 => f.map.blocks(),

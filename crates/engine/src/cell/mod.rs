@@ -68,6 +68,8 @@ pub struct Cell {
     pub state: BiasedRwLock<State, rank::Cell>,
     /// Write batches of this file's pages that are not on the device yet: its pages must stay.
     pub inflight: AtomicU32,
+    /// Steps of memory ([`State::attached_steps`]) that the domain's count has. Written with `state` locked for writing.
+    pub attached: AtomicU16,
     /// One fsync at a time: the last roll-forward record is the only one that can be torn.
     pub sync: Mutex<(), rank::FileSync>,
 }
@@ -94,6 +96,8 @@ pub struct FileBody {
     pub writers: Writers,
 }
 
+/// Memory of names and extents that a cell is counted for by itself ([`cache::CELL_BYTES`]).
+const ATTACHED_FREE: usize = 512;
 /// Extents from which on a file may be in pieces, and blocks that they have on average at most.
 const MANY_EXTENTS: usize = 16;
 const SHORT_EXTENT: u64 = 32;
@@ -252,6 +256,7 @@ impl Cell {
             opener: AtomicU16::new(braidfs_sync::pins::thread()),
             opens: AtomicU32::new(0),
             inflight: AtomicU32::new(0),
+            attached: AtomicU16::new(0),
             hot: AtomicBool::new(true),
             wide: AtomicBool::new(false),
             sync: Mutex::new(()),
@@ -338,10 +343,14 @@ impl State {
             self.durability.operation_changes_times();
         }
     }
-    /// 4 KiB blocks that the content takes; dirty pages without a place yet count too.
+    /// 4 KiB blocks that the content takes, about; dirty pages without a place yet count too. What is written anew has two
+    /// blocks for some time: of a file without holes they count once.
     pub fn blocks(&self) -> u64 {
         match &self.body {
-            Body::File(f) => f.map.blocks() + f.reserved,
+            Body::File(f) => {
+                let there = f.map.blocks();
+                (there + f.reserved).min(there.max(self.size.div_ceil(4096)))
+            }
             Body::Dir(d) => d.map.blocks(),
             Body::Special => 0,
         }
@@ -356,6 +365,22 @@ impl State {
             }
             _ => self.blocks() * 8,
         }
+    }
+    /// Bytes by which that is counted.
+    pub const ATTACHED_STEP: usize = 64;
+
+    /// Memory that hangs on the cell and goes with it, about, beyond what each cell is counted for: content of a small file,
+    /// names, attributes, extents of a record. In whole steps.
+    pub fn attached_steps(&self) -> u16 {
+        let names: usize = self.links.iter().map(|l| l.name.len() + 32).sum();
+        let xattrs: usize = self.xattrs.iter().map(|(n, v)| n.len() + v.len() + 64).sum();
+        let content = match &self.body {
+            // more extents are counted as an index
+            Body::File(f) => f.inline.as_ref().map_or(0, Vec::len) + f.map.memory_bytes().min(FileBody::INDEX_STEP),
+            Body::Dir(_) | Body::Special => 0,
+        };
+        let bytes = (names + xattrs + content).saturating_sub(ATTACHED_FREE);
+        u16::try_from(bytes / Self::ATTACHED_STEP).unwrap_or(u16::MAX)
     }
     /// Bytes that its inode record takes, about.
     pub fn record_bytes(&mut self) -> usize {

@@ -18,7 +18,9 @@ const SLACK_PART: u64 = 32;
 /// What a domain holds of the cache.
 pub(crate) struct Taken {
     pub pages: u64,
-    pub cells: u64,
+    cells: u64,
+    /// Of the cells and of what hangs on them.
+    pub cell_bytes: u64,
     pub index_bytes: u64,
     /// Pages that readers have pinned: beside `pages`, and nothing that can be given back.
     pub pinned: u64,
@@ -28,18 +30,21 @@ impl Taken {
     /// As of now.
     pub fn of(d: &Domain) -> Self {
         let (pages, pinned) = (d.memory.pages(), d.memory.pinned());
-        Self { pages, cells: d.cells.len() as u64, index_bytes: d.memory.index_bytes(), pinned }
+        let cells = d.cells.len() as u64;
+        Self { pages, cells, cell_bytes: d.cell_bytes(), index_bytes: d.memory.index_bytes(), pinned }
     }
     /// All of it, in bytes.
     pub fn bytes(&self) -> u64 {
-        (self.pages + self.pinned) * 4096 + self.cells * CELL_BYTES + self.index_bytes
+        (self.pages + self.pinned) * 4096 + self.cell_bytes + self.index_bytes
     }
     /// What is to go so that about `bytes` less are taken; of cells only where there are `many_cells`.
     pub fn part(&self, bytes: u64, many_cells: bool) -> Memory {
+        let cell = self.cell_bytes.checked_div(self.cells).unwrap_or(CELL_BYTES).max(CELL_BYTES);
         Memory {
             pages: (bytes / 4096).min(self.pages) as usize + 1,
-            cells: if many_cells { (bytes / CELL_BYTES) as usize + 1 } else { 0 },
+            cells: if many_cells { (bytes / cell) as usize + 1 } else { 0 },
             index_bytes: bytes.min(self.index_bytes) as usize,
+            attached: 0,
         }
     }
 }
@@ -58,6 +63,11 @@ impl Domain {
     pub(crate) fn set_memory(&self, floor: u64, ceiling: Option<u64>) {
         self.pinned_max.store(pinned_max(self.shared.options.cache_bytes, ceiling), Relaxed);
         self.memory.set_limits(floor, ceiling);
+    }
+
+    /// Bytes of its cells and of what hangs on them.
+    pub(crate) fn cell_bytes(&self) -> u64 {
+        self.cells.len() as u64 * CELL_BYTES + self.memory.attached()
     }
 
     /// Bytes that its pages, cells and names take of the cache.
@@ -87,9 +97,22 @@ impl Domain {
             if self.memory.dirty() * 4096 > ceiling / 2 {
                 self.write_dirty();
             }
-            let over = taken.bytes() - (ceiling - ceiling / SLACK_PART);
-            self.evict(taken.part(over, taken.cells * CELL_BYTES > ceiling / 2));
+            self.drop_beyond(&taken, ceiling);
         }
+    }
+
+    /// [`Self::keep_to_ceiling`] by what needs not be written first, and beside others that do it.
+    pub(crate) fn drop_beyond_ceiling(&self) {
+        let Some(ceiling) = self.memory.ceiling() else { return };
+        let taken = Taken::of(self);
+        if taken.bytes() > ceiling {
+            self.drop_beyond(&taken, ceiling);
+        }
+    }
+
+    fn drop_beyond(&self, taken: &Taken, ceiling: u64) {
+        let over = taken.bytes() - (ceiling - ceiling / SLACK_PART);
+        self.evict(taken.part(over, taken.cell_bytes > ceiling / 2));
     }
 
     /// Writes the dirty pages of the domain's files, until one cannot be written: it fails then, or its commit tells.

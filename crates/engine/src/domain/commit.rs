@@ -245,6 +245,7 @@ impl Domain {
             self.cells.remove(c);
             let own = Memory::of(c);
             self.memory.add_index_bytes(-(own.index_bytes as i64));
+            self.memory.add_attached(-(own.attached as i64));
         }
         self.space.unreserve(tx.take_credits());
         drop(work);

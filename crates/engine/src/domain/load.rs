@@ -1,6 +1,7 @@
 //! Bringing cells, buckets and pages into memory.
 
 use super::Domain;
+use crate::cell::cache::Memory;
 use crate::cell::pages::Page;
 use crate::cell::record::{Places, decode_cell};
 use crate::cell::{Body, Cell, FileBody, State, dir::DirIndex, extents::ExtentMap};
@@ -11,6 +12,7 @@ use braidfs_format::inode::NOCOW;
 use braidfs_format::node::{NodeEntry, OVERFLOW};
 use braidfs_format::{BLOCK_BYTES, Corrupt};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Pages read at once at most.
 pub(crate) const READ_PAGES: u64 = 256;
@@ -37,21 +39,21 @@ impl Domain {
             // The inode may have moved or gone since its entry was read: what its old block holds now says nothing. (A
             // commit keeps the cell in memory until block and entry have changed.) Where the volume became smaller there is
             // nothing to read any more.
-            Err(why) => match self.cells.get(ino) {
+            Err(why) => match self.cells.get_surely(ino) {
                 Some(c) => return Ok(Some(c)),
                 None if self.nodes.get(ino.node())? != entry => return self.find(ino),
                 None => return Err(why),
             },
         };
         // a deletion may have committed since the entry was read
-        if self.nodes.get(ino.node())? != entry && self.cells.get(ino).is_none() {
+        if self.nodes.get(ino.node())? != entry && self.cells.get_surely(ino).is_none() {
             return self.find(ino);
         }
         // What was freed may still look right. (A commit frees the old block before it sets the entry, and keeps the cell
         // in memory until both are done. Nor is it the domain's any more where its group has left since.)
         let valid = self.space.is_valid(entry.addr);
         if !matches!(valid, Ok(true)) {
-            return match self.cells.get(ino) {
+            return match self.cells.get_surely(ino) {
                 Some(c) => Ok(Some(c)),
                 None if self.nodes.get(ino.node())? != entry => self.find(ino),
                 None => {
@@ -60,10 +62,30 @@ impl Domain {
                 }
             };
         }
-        match self.cells.insert_loaded(Arc::new(cell), before) {
-            Some(c) => Ok(Some(c)),
+        let (cell, own) = self.counted(cell);
+        match self.cells.insert_loaded(cell.clone(), before) {
+            Some(c) => {
+                if Arc::ptr_eq(&c, &cell) {
+                    self.memory.add_index_bytes(own.index_bytes as i64);
+                    self.memory.add_attached(own.attached as i64);
+                }
+                Ok(Some(c))
+            }
             None => self.find(ino),
         }
+    }
+
+    /// A cell that was just loaded, and what it adds to the count of memory once others find it.
+    fn counted(&self, mut cell: Cell) -> (Arc<Cell>, Memory) {
+        let st = cell.state.get_mut();
+        *cell.attached.get_mut() = st.attached_steps();
+        match &mut st.body {
+            Body::File(f) => f.counted = f.index_steps(),
+            Body::Dir(d) => d.counted = d.index.loaded_bytes(),
+            Body::Special => {}
+        }
+        let own = Memory::of(&cell);
+        (Arc::new(cell), own)
     }
 
     /// The cell of an inode from its records, of which the first is where `entry` says.
@@ -217,6 +239,15 @@ impl Domain {
             }
         }
         Ok(())
+    }
+
+    /// What hangs on the cell has changed: so does the count of memory.
+    pub fn count_attached(&self, cell: &Cell, st: &State) {
+        let (steps, before) = (st.attached_steps(), cell.attached.load(Relaxed));
+        if steps != before {
+            cell.attached.store(steps, Relaxed);
+            self.memory.add_attached((i64::from(steps) - i64::from(before)) * State::ATTACHED_STEP as i64);
+        }
     }
 
     /// What the indexes of a file have grown or shrunk by comes into the volume's count of memory.

@@ -130,6 +130,7 @@ struct SlotCounts {
     pages: AtomicI64,
     dirty: AtomicI64,
     index_bytes: AtomicI64,
+    attached: AtomicI64,
     /// Pages added since a thread of the slot compared with the ceiling.
     since: AtomicI64,
     /// Reads that memory answered alone, and those that waited for the device.
@@ -202,6 +203,12 @@ impl MemoryUse {
             self.parts.mine().index_bytes.fetch_add(bytes, Relaxed);
         }
     }
+    /// What hangs on cells takes so many bytes more.
+    pub fn add_attached(&self, bytes: i64) {
+        if bytes != 0 {
+            self.parts.mine().attached.fetch_add(bytes, Relaxed);
+        }
+    }
     /// Memory answered a read alone. Without a locked instruction: of threads that share a slot, where they are more than
     /// slots, one may be lost.
     pub fn hit(&self) {
@@ -228,6 +235,10 @@ impl MemoryUse {
     /// Bytes of directories' names and of indexes of extents and pages.
     pub fn index_bytes(&self) -> u64 {
         self.sum(|p| &p.index_bytes)
+    }
+    /// Bytes that hang on cells ([`State::attached_steps`](crate::cell::State::attached_steps)).
+    pub fn attached(&self) -> u64 {
+        self.sum(|p| &p.attached)
     }
     /// Pages that readers have pinned. Each counts once more than as a page of the cache: who overwrites it copies it, and who
     /// truncates its file leaves it to its readers.

@@ -409,6 +409,7 @@ impl Domain {
         }
         self.memory.remove(gone.pages, 0);
         self.memory.add_index_bytes(-(gone.index_bytes as i64));
+        self.memory.add_attached(-(gone.attached as i64));
     }
 
     /// Marks a cell as changed in `tx`: serialises it first where an older transaction still has to (the cooperative

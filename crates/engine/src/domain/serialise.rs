@@ -180,6 +180,7 @@ impl Domain {
             map.write_rolled();
         }
         let records = self.encode(cell, st)?;
+        self.count_attached(cell, st);
         self.take_records(records, out)
     }
 

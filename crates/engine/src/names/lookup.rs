@@ -275,7 +275,7 @@ mod tests {
         faults[1].clear();
         let domain = v.mounted().dom(DomainId(1));
         for _ in 0..3 {
-            domain.evict(Memory { pages: 1 << 20, cells: 1 << 20, index_bytes: 1 << 30 });
+            domain.evict(Memory { pages: 1 << 20, cells: 1 << 20, index_bytes: 1 << 30, attached: 0 });
         }
         assert!(matches!(v.lookup(dir, &name), Err(Error::NotFound)));
         let failed: Vec<bool> = v.domains().iter().map(|d| d.failed.is_some()).collect();

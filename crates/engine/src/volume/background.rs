@@ -33,6 +33,17 @@ struct Stop {
     wake: IdleCondvar,
 }
 
+impl Stop {
+    /// Waits for so long, or until the threads are to stop: whether they are.
+    fn within(&self, time: Duration) -> bool {
+        let mut flag = self.flag.lock();
+        if !*flag {
+            self.wake.wait_for(&mut flag, time);
+        }
+        *flag
+    }
+}
+
 /// The threads of one volume; stopped and joined by [`Self::stop`].
 #[derive(Debug)]
 pub(crate) struct Background {
@@ -59,17 +70,15 @@ impl Background {
         let (tenants, end) = (mounted.clone(), stop.clone());
         b.spawn("braidfs-moves".into(), move || {
             let mut moves = Moves::default();
-            loop {
-                {
-                    let mut flag = end.flag.lock();
-                    if !*flag {
-                        end.wake.wait_for(&mut flag, SOFT_LIMITS);
-                    }
-                    if *flag {
-                        return;
-                    }
-                }
+            while !end.within(SOFT_LIMITS) {
                 tenants.move_tenants(&mut moves, &|| *end.flag.lock());
+            }
+        })?;
+        // Inodes and names come into memory by look-ups, whom nobody asks to make room: this thread waits for no device.
+        let (cache, end) = (mounted.clone(), stop.clone());
+        b.spawn("braidfs-cache".into(), move || {
+            while !end.within(TICK) {
+                cache.keep_to_budget();
             }
         })?;
         let memory = mounted.clone();
@@ -115,16 +124,7 @@ fn run(mounted: &MountedVolume, stop: &Stop, started: Instant, (t, n): (usize, u
     workers::become_own();
     let (mut last_commit, mut last_look) = (Instant::now(), Instant::now());
     let mut quiet = Quiet::default();
-    loop {
-        {
-            let mut flag = stop.flag.lock();
-            if !*flag {
-                stop.wake.wait_for(&mut flag, TICK);
-            }
-            if *flag {
-                return;
-            }
-        }
+    while !stop.within(TICK) {
         let due = last_commit.elapsed() >= mounted.shared.runtime.commit_interval();
         let early = mounted.much_is_dirty();
         if due {

@@ -6,7 +6,6 @@
 //! each partition has memory of its own).
 
 use super::MountedVolume;
-use crate::cell::cache::CELL_BYTES;
 use crate::domain::Domain;
 use crate::domain::ceiling::Taken;
 use crate::types::{CacheUse, InodeNo};
@@ -49,7 +48,7 @@ impl Volume {
             let (hits, misses) = d.memory.hits_and_misses();
             all.data += d.memory.pages() * 4096;
             all.dirty += d.memory.dirty() * 4096;
-            all.index += d.memory.index_bytes();
+            all.index += d.memory.index_bytes() + d.memory.attached();
             all.pinned += d.memory.pinned() * 4096;
             all.hits += hits;
             all.misses += misses;
@@ -71,7 +70,7 @@ impl MountedVolume {
     /// Gives memory back where `d`, which the caller has used, is over its ceiling, or the cache over its budget. Cheap where
     /// they are not.
     pub(crate) fn maybe_evict(&self, d: &Domain) {
-        if d.memory.exceeds_ceiling(|| d.cells.len() as u64 * CELL_BYTES) {
+        if d.memory.exceeds_ceiling(|| d.cell_bytes()) {
             d.keep_to_ceiling(true);
         }
         if !self.shared.looks.is_due() {
@@ -103,6 +102,14 @@ impl MountedVolume {
         self.evict();
     }
 
+    /// What has no need to wait of [`Self::balance_memory`]: nothing is written, and no gate is entered.
+    pub(crate) fn keep_to_budget(&self) {
+        self.domains.iter().for_each(|d| d.drop_beyond_ceiling());
+        if let Some(_one) = self.evicting.try_lock() {
+            self.evict();
+        }
+    }
+
     fn evict(&self) {
         let held = Held::of(self);
         if held.used <= held.budget {
@@ -114,7 +121,7 @@ impl MountedVolume {
         let with = || self.domains.iter().zip(taken).map(|(d, t)| (d, t, spare(d, t))).filter(|(.., more)| *more > 0);
         let over = held.used - goal;
         let all: u64 = with().map(|(.., more)| more).sum();
-        let is_many = taken.iter().map(|t| t.cells * CELL_BYTES).sum::<u64>() > goal / 2;
+        let is_many = taken.iter().map(|t| t.cell_bytes).sum::<u64>() > goal / 2;
         for (d, t, more) in with() {
             let share = u128::from(over) * u128::from(more) / u128::from(all);
             d.evict(t.part((share as u64).min(more), is_many));

@@ -8,8 +8,9 @@
 //! - **runs and tables** stay until the index goes. A run without cells serves other numbers in its place; a table that is
 //!   too small is kept beside the next one, which is twice its size.
 //!
-//! Not promised: that memory of runs shrinks. It is 9 to 16 bytes for each cell that there was at once where numbers lie side
-//! by side, and 290 for a cell that has no neighbours.
+//! Not promised: that memory of runs shrinks, and that it is as little as the cells of a moment need: a run serves other numbers
+//! where these look for a place and find it first, which is seldom in a table with room. It is 9 to 16 bytes for each number
+//! that was ever looked up where these lie side by side, and 290 for one that has no neighbours.
 
 use crate::cell::Cell;
 use crate::types::{InodeNo, hashed_place};

@@ -35,7 +35,7 @@ fn file(v: &Volume, name: &str) -> OpenFile {
 /// All that no transaction holds and nobody has pinned leaves memory.
 fn forget_all(v: &Volume) {
     for d in v.mounted().domains.iter().cycle().take(2 * v.mounted().domains.len()) {
-        d.evict(Memory { pages: 1 << 20, cells: 1 << 20, index_bytes: 1 << 30 });
+        d.evict(Memory { pages: 1 << 20, cells: 1 << 20, index_bytes: 1 << 30, attached: 0 });
     }
 }
 

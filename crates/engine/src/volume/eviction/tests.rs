@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// Everything that no transaction holds leaves memory: by the second turn also what was used.
 fn forget_all(v: &Volume) {
     for d in v.mounted().domains.iter().cycle().take(2 * v.mounted().domains.len()) {
-        d.evict(Memory { pages: 1 << 20, cells: 1 << 20, index_bytes: 1 << 30 });
+        d.evict(Memory { pages: 1 << 20, cells: 1 << 20, index_bytes: 1 << 30, attached: 0 });
     }
 }
 
@@ -378,4 +378,39 @@ fn a_directory_stays_whose_entries_concern_what_is_not_durable() {
     // looking makes it warm
     (0..2).for_each(|_| forget_all(&v));
     assert!(v.mounted().dom(own).cells.get(dir).is_none(), "nothing keeps it");
+}
+
+/// Small files that are looked at hold their content, names and attributes in memory, which counts, and goes with them.
+#[test]
+fn what_hangs_on_inodes_counts() {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 8));
+    crate::mkfs::format(std::slice::from_ref(&device), &MkfsOptions::default()).unwrap();
+    let options = || MountOptions { background: false, cache_bytes: 4 << 20, ..MountOptions::default() };
+    let v = Volume::mount(vec![device.clone()], options()).unwrap();
+    let me = Cred::root();
+    let node = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
+    let name = |n: u32| format!("{n}").into_bytes();
+    for n in 0..3000 {
+        let f = v.open(v.create(InodeNo::ROOT, &name(n), &node, &me).unwrap().ino).unwrap();
+        v.write(&f, 0, &[7; 3000]).unwrap();
+        if n % 100 == 0 {
+            v.setxattr(f.ino(), b"user.long", &[7; 20_000], crate::XattrMode::Set).unwrap();
+        }
+    }
+    v.sync().unwrap();
+    let attached = |v: &Volume| v.mounted().domains.iter().map(|d| d.memory.attached()).sum::<u64>();
+    assert!(attached(&v) > 3000 * 2500, "{}", attached(&v));
+    v.unmount().unwrap();
+    let v = Volume::mount(vec![device], options()).unwrap();
+    for n in 0..3000 {
+        v.lookup(InodeNo::ROOT, &name(n)).unwrap();
+        if n % 100 == 0 {
+            // as the background does, which waits for nobody
+            v.mounted().keep_to_budget();
+            let (used, counted) = (super::Held::of(v.mounted()).used, attached(&v));
+            assert!(used < 6 << 20, "{n}: {used} bytes of 4 MiB, of which {counted} hang on inodes");
+        }
+    }
+    forget_all(&v);
+    assert!(attached(&v) < 8 << 10, "{} bytes of inodes that are gone", attached(&v));
 }
