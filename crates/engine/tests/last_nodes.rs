@@ -1,6 +1,6 @@
 //! Inodes are used up, and commits need more nodes: for extents, for names, for attributes. No domain fails for that.
 
-use braidfs::{Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, Volume, XattrMode, mkfs};
+use braidfs::{Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, SetAttr, Volume, XattrMode, mkfs};
 use braidfs_device::{Device, MemDevice};
 use std::sync::Arc;
 
@@ -153,5 +153,47 @@ fn commits_at_the_last_numbers_of_a_domain() {
     }
     assert!(made > 5000, "{made}");
     drop(v.sync());
+    is_whole(device, v);
+}
+
+/// A file of many pieces is emptied and stays small: the nodes of its tree are free again.
+#[test]
+fn a_file_in_pieces_that_is_emptied_keeps_no_node() {
+    for again in [0, 100] {
+        let (device, v) = volume(1, 64);
+        let f = v.open(create(&v, InodeNo::ROOT, "log").unwrap()).unwrap();
+        v.sync().unwrap();
+        let before = v.statfs().inodes_free;
+        for at in 0..2000 {
+            v.write(&f, at * 2 * 4096, &[7; 4096]).unwrap();
+        }
+        v.sync().unwrap();
+        assert!(v.statfs().inodes_free < before - 20, "no tree: this test sees nothing");
+        v.setattr(f.ino(), &SetAttr { size: Some(0), ..SetAttr::default() }).unwrap();
+        v.write(&f, 0, &vec![1; again]).unwrap();
+        v.fsync(f.ino(), false).unwrap();
+        v.sync().unwrap();
+        assert_eq!(v.statfs().inodes_free, before);
+        drop(f);
+        is_whole(device, v);
+    }
+}
+
+/// With groups as large as they are by default, all of whose space is files in pieces of one block.
+#[test]
+fn a_group_without_inodes_is_full_of_pieces() {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(100 * 256));
+    let o = MkfsOptions { domains: Some(1), group_bytes: Some(64 << 20), ..MkfsOptions::default() };
+    mkfs::format(std::slice::from_ref(&device), &o).unwrap();
+    let v = mount(&device);
+    let ino = create(&v, InodeNo::ROOT, "pieces").unwrap();
+    let made = fill_up(&v);
+    assert!(made > 20_000 && v.statfs().inodes_free == 0, "{made}, {:?}", v.statfs());
+    let f = v.open(ino).unwrap();
+    // downwards, each leaf that splits is left half full
+    let written = (0..12_000u64).rev().filter(|at| done(v.write(&f, at * 2 * 4096, &[7; 4096]))).count();
+    v.sync().unwrap();
+    assert!(written > 8000, "{written} written");
+    drop(f);
     is_whole(device, v);
 }

@@ -188,7 +188,14 @@ impl Cell {
         let content = match &mut st.body {
             Body::Special => Content::None,
             Body::File(f) => match &f.inline {
-                Some(b) => Content::Inline(b.clone()),
+                Some(b) => {
+                    let content = Content::Inline(b.clone());
+                    // one that became empty gives the nodes of its tree back
+                    if f.map.there().is_some() {
+                        layout(&mut f.map, budget, &base, &mut out, alloc)?;
+                    }
+                    content
+                }
                 None => layout(&mut f.map, budget, &base, &mut out, alloc)?,
             },
             Body::Dir(d) => match d.index.inline_entries() {

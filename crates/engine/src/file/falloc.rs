@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::quota::Charge;
 use crate::space::Class;
 use crate::types::*;
-use crate::volume::operation::Op;
+use crate::volume::operation::{EXTENTS_OF_RECORD, Op};
 use crate::volume::{MountedVolume, OpenFile, Volume};
 use braidfs_format::group::{SegmentKind, Temperature};
 use braidfs_format::inode::{APPEND, Extent, IMMUTABLE, NOCOW};
@@ -209,7 +209,7 @@ impl MountedVolume {
     ) -> Result<bool> {
         let d = self.dom(c.domain);
         let zeroing = !matches!(mode, FallocMode::Allocate { .. });
-        let mut blocks = 4;
+        let (mut blocks, mut asked) = (4, false);
         let (mut op, mut st) = loop {
             // what needs new room asks for it below
             let mut op = Op::new(self);
@@ -217,6 +217,11 @@ impl MountedVolume {
             let mut st = c.state.write();
             if let Some(more) = op.lacks(c, &mut st) {
                 blocks = more;
+                continue;
+            }
+            if mode != FallocMode::PunchHole && !std::mem::replace(&mut asked, true) && op.may_lack_leaves(c, &st) {
+                drop((st, op));
+                self.make_nodes(d)?;
                 continue;
             }
             if !zeroing || op.expect_frees(c, &st) {
@@ -295,7 +300,7 @@ impl MountedVolume {
             return Ok(false);
         }
         // the leaves of a tree in which the range ends are records of their own
-        let leaves = if matches!(&st.body, Body::File(f) if f.map.extent_count() > 32) { 2 } else { 0 };
+        let leaves = if matches!(&st.body, Body::File(f) if f.map.extent_count() > EXTENTS_OF_RECORD) { 2 } else { 0 };
         op.credit(c.domain, leaves);
         op.touch(c, st)?;
         // also where what follows ends in the middle

@@ -14,7 +14,7 @@ use crate::planted::sharing::{Place, share};
 use crate::quota::{self, Charge, Force};
 use crate::space::Space;
 use crate::types::*;
-use crate::volume::operation::{METADATA_OF_WRITE, Op};
+use crate::volume::operation::{EXTENTS_OF_RECORD, METADATA_OF_WRITE, Op};
 use crate::volume::{MountedVolume, OpenFile, Volume};
 use braidfs_format::inode::IMMUTABLE;
 use std::ops::Range;
@@ -189,14 +189,23 @@ impl MountedVolume {
     fn write_piece(&self, c: &Arc<Cell>, at: At, data: &[u8]) -> Result<Option<Wrote>> {
         match self.overwrite_dirty(c, at, data)? {
             Some(wrote) => Ok(Some(wrote)),
-            None => self.write_in_operation(c, at, data, METADATA_OF_WRITE),
+            None => self.write_in_operation(c, at, data, METADATA_OF_WRITE, false),
         }
     }
 
     /// [`Self::write_piece`] that is more than an overwrite of dirty pages. Apart from that, which then keeps fewer values in
     /// memory for its sake.
+    ///
+    /// Begins with so many blocks for metadata; `asked`: for nodes, too, of which there may be few.
     #[inline(never)]
-    fn write_in_operation(&self, c: &Arc<Cell>, at: At, data: &[u8], blocks: u64) -> Result<Option<Wrote>> {
+    fn write_in_operation(
+        &self,
+        c: &Arc<Cell>,
+        at: At,
+        data: &[u8],
+        blocks: u64,
+        asked: bool,
+    ) -> Result<Option<Wrote>> {
         let d = self.dom(c.domain);
         // overwriting works on a full volume; what needs new room asks for it below
         let mut op = Op::new(self);
@@ -205,7 +214,16 @@ impl MountedVolume {
         let offset = at.checked_offset(&st)?;
         if let Some(more) = op.lacks(c, &mut st) {
             drop((st, op));
-            return self.write_in_operation(c, at, data, more);
+            return self.write_in_operation(c, at, data, more, asked);
+        }
+        if !asked && op.may_lack_leaves(c, &st) {
+            drop((st, op));
+            match self.make_nodes(d) {
+                // what was accepted is written as long as there are any at all
+                Err(Error::NoSpace) if matches!(at, At::Accepted(_)) => {}
+                made => made?,
+            }
+            return self.write_in_operation(c, at, data, blocks, true);
         }
         op.write_out_older(c, &mut st)?;
         // what was accepted must not be lost where a limit has gone down since
@@ -226,12 +244,12 @@ impl MountedVolume {
             // written, they count as what they are
             drop((charge, st, op));
             d.flush_cell(c)?;
-            return self.write_in_operation(c, at, data, blocks);
+            return self.write_in_operation(c, at, data, blocks, asked);
         }
         let stays_inline =
             f.inline.is_some() && end <= inline_max as u64 && f.inline.as_ref().is_some_and(|b| b.len() <= inline_max);
         // a tree's leaves are records of their own: as many more may become dirty
-        let leaves = if f.map.extent_count() > 32 { 2 } else { 0 };
+        let leaves = if f.map.extent_count() > EXTENTS_OF_RECORD { 2 } else { 0 };
         let reserved = if stays_inline {
             self.reserve_inline(&mut op, c, &mut st, end, reserve)
         } else {
@@ -281,7 +299,7 @@ impl MountedVolume {
     }
 
     /// Reserves for an inode record that grows with its content, to `end`; false where room must be made first.
-    fn reserve_inline(&self, op: &mut Op<'_>, c: &Cell, st: &mut State, end: u64, reserve: Reserve) -> bool {
+    pub(super) fn reserve_inline(&self, op: &mut Op<'_>, c: &Cell, st: &mut State, end: u64, reserve: Reserve) -> bool {
         if end > st.size {
             let space = &self.dom(c.domain).space;
             // part of a node block, which is counted whole where it begins
@@ -368,7 +386,7 @@ impl MountedVolume {
             let mut attempt = 0;
             let (offset, n) = loop {
                 let wrote = match std::mem::take(&mut is_more) {
-                    true => self.write_in_operation(c, at, piece, METADATA_OF_WRITE),
+                    true => self.write_in_operation(c, at, piece, METADATA_OF_WRITE, false),
                     false => self.write_piece(c, at, piece),
                 };
                 match wrote {

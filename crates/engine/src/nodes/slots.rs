@@ -74,19 +74,19 @@ impl NodeGroup {
     pub fn len(&self) -> u32 {
         self.blocks.len() as u32
     }
-    /// Slots of a group of `blocks` table blocks that no inode gets: the last ones of its last block.
+    /// Slots of a group of `blocks` table blocks that no inode gets: the last ones.
     ///
     /// Nodes that hold what an inode's record has no room for are made by commits, and where one has none its domain fails. A
-    /// leaf of extents is half full at least, and stands for more than fits a record, so that a domain full of files in pieces
-    /// has one for 64 blocks or more, and a group has two slots for each block; names and attributes take some. Which slots
+    /// leaf of extents is half full at least, which are 32 extents, so that a domain full of files in pieces of one block has a
+    /// leaf for 32 blocks, and a group has two slots for each block; names and attributes may take half of them. Which slots
     /// they are is fixed: who makes inodes counts nothing.
     pub fn reserved(blocks: u32) -> u32 {
-        (blocks * NODES_PER_BLOCK / 64).clamp(16, NODES_PER_BLOCK)
+        (blocks * NODES_PER_BLOCK / 64).max(16)
     }
     /// Behind the last slot of a block that an inode can get.
     pub fn inodes_end(&self, index: u32) -> u32 {
-        let kept = if index + 1 == self.len() { Self::reserved(self.len()) } else { 0 };
-        NODES_PER_BLOCK - kept
+        let behind = (self.len() - 1 - index) * NODES_PER_BLOCK;
+        NODES_PER_BLOCK - Self::reserved(self.len()).saturating_sub(behind).min(NODES_PER_BLOCK)
     }
     /// Where block `index` lies.
     pub fn place(&self, store: &Store, index: u32) -> Place<'_> {

@@ -4,7 +4,7 @@ use super::MountedVolume;
 use crate::braid::durability::Before;
 use crate::braid::rules::{Taking, take_name};
 use crate::braid::vacated::Vacated;
-use crate::cell::{Body, Cell, State};
+use crate::cell::{Body, Cell, FileBody, State};
 use crate::domain::enter::{Enters, enter_all};
 use crate::domain::packed;
 use crate::domain::tx::Tx;
@@ -20,6 +20,9 @@ use std::sync::atomic::Ordering;
 
 /// Blocks that a write to a file reserves for metadata before it asks for its own.
 pub(crate) const METADATA_OF_WRITE: u64 = 4;
+
+/// So many extents fit a record whatever else is in it; more may be a tree, whose leaves are nodes of their own.
+pub(crate) const EXTENTS_OF_RECORD: usize = 32;
 
 /// So many names fit a record, and half of another one.
 const FEW_LINKS: usize = 16;
@@ -227,6 +230,16 @@ impl<'a> Op<'a> {
         let blocks = packed::weight(st.record_bytes()).div_ceil(packed::BLOCK) + 1;
         // and those beside it that were asked for
         (blocks > self.reserved[i]).then_some(blocks + METADATA_OF_WRITE)
+    }
+
+    /// Whether content that is added to a file may need leaves of extents, and the domain is short of nodes: the caller lets the
+    /// operation go and asks for some ([`MountedVolume::make_nodes`]), once, before anything is changed. Cheap where there are
+    /// others.
+    #[inline]
+    pub fn may_lack_leaves(&self, cell: &Cell, st: &State) -> bool {
+        let in_pieces =
+            |f: &FileBody| f.map.extent_count() + f.pages.dirty_count() > EXTENTS_OF_RECORD && f.inline.is_none();
+        self.enter(cell.domain).is_short_of_nodes() && matches!(&st.body, Body::File(f) if in_pieces(f))
     }
 
     /// Before blocks are reserved for pages of a file: what an older transaction has still to write of it is written out.

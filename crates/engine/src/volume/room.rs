@@ -333,7 +333,7 @@ impl MountedVolume {
     ///
     /// # Errors
     /// [`Error::NoSpace`] where it is not; of the device.
-    pub(super) fn make_nodes(&self, d: &Arc<Domain>) -> Result<()> {
+    pub(crate) fn make_nodes(&self, d: &Arc<Domain>) -> Result<()> {
         let _phase = phases::enter(Phase::Space);
         if self.claim_group(d)? {
             return Ok(());
