@@ -2,8 +2,8 @@
 //! everything can be removed.
 
 use braidfs::{
-    Cred, DirEntry, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenFile, SetAttr, Volume, XattrMode,
-    mkfs,
+    Cred, DirEntry, Error, FallocMode, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenFile, SetAttr,
+    Volume, XattrMode, mkfs,
 };
 use braidfs_device::{CountDevice, Device, MemDevice};
 use std::sync::Arc;
@@ -222,5 +222,38 @@ fn open_files_without_a_name_do_not_fill_the_journal() {
     v.tmpfile(dir, &without, &Cred::root()).unwrap();
     names[gone..].iter().for_each(|n| v.unlink(ROOT, n.as_bytes()).unwrap());
     v.rmdir(ROOT, b"dir").unwrap();
+    empties(device, v);
+}
+
+/// Small files become longer by `truncate`, many of them in one transaction: their records need room as they do where the same is
+/// written.
+#[test]
+fn small_files_are_extended_while_nothing_is_free() {
+    let (device, v) = volume();
+    let all: Vec<InodeNo> = (0..2000).map(|n| make(&v, ROOT, &format!("{n}"), FileKind::File, b"").unwrap()).collect();
+    fill(&v, &file(&v, ROOT, "large"));
+    let longer = |ino: &&InodeNo| done(v.setattr(**ino, &SetAttr { size: Some(3400), ..SetAttr::default() }));
+    let extended = all.iter().filter(longer).count();
+    v.sync().unwrap();
+    assert!(extended < 2000, "there is room for all: this test sees nothing");
+    empties(device, v);
+}
+
+/// What was allocated behind the end of a file goes where the file is cut to the size that it has.
+#[test]
+fn blocks_behind_the_end_go_by_a_truncate_to_the_same_size() {
+    let (device, v) = volume();
+    for size in [0, 100, 3 * 4096] {
+        let f = file(&v, ROOT, &format!("{size}"));
+        v.write(&f, 0, &vec![1; size as usize]).unwrap();
+        v.fallocate(&f, FallocMode::Allocate { keep_size: true }, 0, 1 << 20).unwrap();
+        v.sync().unwrap();
+        let held = v.getattr(f.ino()).unwrap().sectors;
+        v.setattr(f.ino(), &SetAttr { size: Some(size), ..SetAttr::default() }).unwrap();
+        v.sync().unwrap();
+        let left = v.getattr(f.ino()).unwrap();
+        assert!(held == 2048 && left.sectors <= 3 * 8, "{size}: {held} sectors, then {left:?}");
+        assert_eq!(left.size, size);
+    }
     empties(device, v);
 }

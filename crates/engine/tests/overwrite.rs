@@ -359,3 +359,51 @@ fn a_write_in_place_that_fails_shows_nothing_foreign() {
         assert!(got[..8 * PAGE].iter().all(|b| *b == 1), "flags {flags}: what was written is gone");
     }
 }
+
+/// A crash undid a write that had been made in place. Its bytes behind the end of the file are never read, also where the file is
+/// no longer overwritten in place when it grows.
+#[test]
+fn what_a_crash_undid_stays_hidden() {
+    let device = formatted(false);
+    let all: Vec<Arc<dyn Device>> = vec![device.clone()];
+    let v = Volume::mount(all.clone(), options()).unwrap();
+    let f = open(&v, "f");
+    let flags =
+        |v: &Volume, f: &OpenFile, flags| v.setattr(f.ino(), &SetAttr { flags: Some(flags), ..SetAttr::default() });
+    flags(&v, &f, braidfs::format::inode::NOCOW).unwrap();
+    let old = [&[1; PAGE][..], &[9; 1000]].concat();
+    v.write(&f, 0, &old).unwrap();
+    drop(f);
+    v.unmount().unwrap();
+    // the bytes that it had written
+    let mut block = [0; PAGE];
+    let is_tail = |at: &u64| device.read(*at, &mut block).is_ok() && block[..1000].iter().all(|b| *b == 9);
+    let at = (0..device.blocks()).find(is_tail).unwrap();
+    block[1000..2000].fill(0xee);
+    device.write(at, &block).unwrap();
+    let v = Volume::mount(all.clone(), options()).unwrap();
+    let f = open(&v, "f");
+    flags(&v, &f, 0).unwrap();
+    v.setattr(f.ino(), &SetAttr { size: Some(2 * PAGE as u64), ..SetAttr::default() }).unwrap();
+    drop(f);
+    v.unmount().unwrap();
+    let v = Volume::mount(all, options()).unwrap();
+    let mut expected = old;
+    expected.resize(2 * PAGE, 0);
+    assert!(content(&v, "f") == expected, "bytes of the write that was undone");
+}
+
+/// Blocks that are written anew count once in what `stat` shows.
+#[test]
+fn blocks_of_an_overwrite_count_once() {
+    let v = Volume::mount(vec![formatted(false)], options()).unwrap();
+    let f = file(&v, "f");
+    let blocks = |v: &Volume| v.getattr(f.ino()).unwrap().sectors;
+    assert_eq!(blocks(&v), 32 * 8);
+    v.write(&f, 0, &[2; 30 * PAGE]).unwrap();
+    assert_eq!(blocks(&v), 32 * 8);
+    v.write(&f, 30 * PAGE as u64, &[2; 10 * PAGE]).unwrap();
+    assert_eq!(blocks(&v), 40 * 8);
+    v.sync().unwrap();
+    assert_eq!(blocks(&v), 40 * 8);
+}

@@ -3,6 +3,7 @@
 use super::acl;
 use crate::cell::{Body, Cell, State};
 use crate::error::{Error, Result};
+use crate::file::cuts;
 use crate::planted::sharing::{Place, share};
 use crate::planted::{Bug, planted};
 use crate::types::*;
@@ -84,35 +85,36 @@ impl Volume {
                 continue;
             }
             // what was to be written in place has no blocks reserved: it is written before that ends
-            if set.flags.is_some_and(|f| f & NOCOW == 0)
-                && st.flags & NOCOW != 0
-                && matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0)
-            {
+            let leaves_place = set.flags.is_some_and(|f| f & NOCOW == 0) && st.flags & NOCOW != 0;
+            if leaves_place && matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0) {
                 drop(st);
                 drop(op);
                 i.dom(c.domain).flush_cell(c)?;
                 continue;
             }
-            if set.size.is_some_and(|size| size < st.size) && !op.expect_frees(c, &st) {
+            let cut = set.size.filter(|size| cuts(&st, *size));
+            if cut.is_some() && !op.expect_frees(c, &st) {
                 drop((st, op));
                 i.dom(c.domain).make_journal_room()?;
                 continue;
             }
-            if set.size.is_some() {
+            if set.size.is_some() || leaves_place {
                 op.write_out_older(c, &mut st)?;
             }
             // of very many extents some at a time: a crash may leave the file between its old and its new size
             // (what lies behind the end of a file that grows was allocated to stay there)
-            if let Some(size) = set.size.filter(|size| *size < st.size)
+            if let Some(size) = cut
                 && i.truncate_piece(&mut op, c, &mut st, size)?
             {
                 continue;
             }
             let quotas = &i.shared.quotas;
             let mut charge = quotas.charge(c, &st);
-            if let Some(size) = set.size
-                && !i.prepare_truncate(c, &mut st, size, &mut charge)?
-            {
+            let ready = match set.size {
+                Some(size) => i.prepare_truncate(&mut op, c, &mut st, size, &mut charge)?,
+                None => !leaves_place || i.load_page_to_move(c, &mut st, &mut charge)?,
+            };
+            if !ready {
                 drop(charge);
                 drop(st);
                 drop(op);
@@ -141,6 +143,10 @@ impl Volume {
             if let Some(u) = set.uid {
                 quotas.transfer(c, &mut st, |st| st.uid = u);
                 st.durability.operation_changes_data();
+            }
+            if leaves_place {
+                let size = st.size;
+                i.dirty_last_page(i.dom(c.domain), &mut st, size);
             }
             set_in(op.tx(c.domain).id, &mut st, set, c.kind, now, before);
             if c.kind == FileKind::Dir && !only_times(set) {

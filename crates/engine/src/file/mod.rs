@@ -13,6 +13,7 @@ mod truncate;
 pub mod write;
 
 use braidfs_format::inode::LBLK_MAX;
+pub(crate) use truncate::cuts;
 
 /// Bytes of a page, which is a block.
 const PAGE: u64 = 4096;

@@ -22,6 +22,13 @@ fn needs_block(f: &FileBody, lblk: u64, in_place: bool) -> bool {
     }
 }
 
+/// The logical block that the end of a file lies in the middle of, where the device has it.
+fn written_tail(st: &State) -> Option<u64> {
+    let lblk = st.size / PAGE;
+    let Body::File(f) = &st.body else { return None };
+    (!st.size.is_multiple_of(PAGE) && f.map.get(lblk).is_some_and(|p| !p.unwritten)).then_some(lblk)
+}
+
 impl MountedVolume {
     /// Blocks that the pages of a range may need when they are written, now or once what is dirty of them is on the device.
     pub(crate) fn blocks_to_reserve(&self, c: &Cell, st: &State, (offset, len): (u64, u64)) -> u64 {
@@ -47,28 +54,30 @@ impl MountedVolume {
     /// the end of the file, to be written again ([`Self::dirty_last_page`]). On the device there may be bytes of a write
     /// that a crash undid. False where room must be made first.
     pub(crate) fn load_last_page(&self, c: &Cell, st: &mut State, end: u64, charge: &mut Charge<'_>) -> Result<bool> {
-        if st.flags & NOCOW == 0 || end <= st.size || st.size.is_multiple_of(PAGE) {
+        if st.flags & NOCOW == 0 || end <= st.size {
             return Ok(true);
         }
-        let lblk = st.size / PAGE;
-        if !matches!(&st.body, Body::File(f) if f.map.get(lblk).is_some_and(|p| !p.unwritten)) {
-            return Ok(true);
-        }
+        let Some(lblk) = written_tail(st) else { return Ok(true) };
         self.dom(c.domain).load_pages(c, st, lblk, 1)?;
         self.reserve_pages(c, st, (lblk, lblk), charge)
     }
 
+    /// [`Self::load_last_page`] before a file is no longer overwritten in place: afterwards nobody looks for such bytes. The
+    /// page is then written elsewhere, and has a block reserved for that.
+    pub(crate) fn load_page_to_move(&self, c: &Cell, st: &mut State, charge: &mut Charge<'_>) -> Result<bool> {
+        let Some(lblk) = written_tail(st) else { return Ok(true) };
+        self.dom(c.domain).load_pages(c, st, lblk, 1)?;
+        st.flags &= !NOCOW;
+        let reserved = self.reserve_pages(c, st, (lblk, lblk), charge);
+        st.flags |= NOCOW;
+        reserved
+    }
+
     /// Marks the page that [`Self::load_last_page`] brought dirty; `size` is the file's before it grows.
     pub(crate) fn dirty_last_page(&self, d: &Domain, st: &mut State, size: u64) {
-        let nocow = st.flags & NOCOW != 0;
+        let written = st.flags & NOCOW != 0 && written_tail(st).is_some();
         let Body::File(f) = &mut st.body else { return };
-        let written = f.map.get(size / PAGE).is_some_and(|p| !p.unwritten);
-        if nocow
-            && written
-            && !size.is_multiple_of(PAGE)
-            && !f.pages.is_dirty(size / PAGE)
-            && f.pages.dirty(size / PAGE)
-        {
+        if written && !f.pages.is_dirty(size / PAGE) && f.pages.dirty(size / PAGE) {
             d.memory.add(0, 1);
         }
     }

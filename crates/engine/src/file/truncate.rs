@@ -5,16 +5,24 @@ use crate::cell::extents::Runs;
 use crate::cell::{Body, Cell, FileBody, State};
 use crate::error::{Error, Result};
 use crate::quota::Charge;
+use crate::space::Space;
 use crate::volume::MountedVolume;
 use crate::volume::operation::Op;
 use braidfs_format::inode::LBLK_MAX;
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Whether a file whose size becomes `size` loses blocks, or may: also those that were allocated behind an end that stays.
+pub(crate) fn cuts(st: &State, size: u64) -> bool {
+    let behind = || matches!(&st.body, Body::File(f) if f.map.next_from(size.div_ceil(PAGE)).is_some());
+    size < st.size || size == st.size && behind()
+}
+
 impl MountedVolume {
     /// Loads and reserves what [`Self::truncate`] to `size` will change; false where room must be made first.
     pub(crate) fn prepare_truncate(
         &self,
+        op: &mut Op<'_>,
         c: &Arc<Cell>,
         st: &mut State,
         size: u64,
@@ -28,9 +36,14 @@ impl MountedVolume {
             return Err(Error::TooBig);
         }
         if let Some(some) = inline {
-            // content that leaves the record needs a page
-            let stays = !some || size <= self.shared.inline_max as u64;
-            return if stays { Ok(true) } else { self.reserve_pages(c, st, (0, 0), charge) };
+            return if size <= self.shared.inline_max as u64 {
+                Ok(self.reserve_inline(op, c, st, size, Space::reserve_ordinary))
+            } else if some {
+                // content that leaves the record needs a page
+                self.reserve_pages(c, st, (0, 0), charge)
+            } else {
+                Ok(true)
+            };
         }
         if !self.load_last_page(c, st, size, charge)? {
             return Ok(false);
@@ -61,9 +74,10 @@ impl MountedVolume {
             }
             d.uninline(f);
         }
-        if size >= old {
+        if size > old {
             return;
         }
+        // also where the size stays: what was allocated behind it goes
         self.drop_blocks(op, c, f, size.div_ceil(PAGE)..LBLK_MAX + 1);
         if !size.is_multiple_of(PAGE) && f.pages.zero_tail(size / PAGE, (size % PAGE) as usize) == Some(true) {
             d.memory.add(0, 1);
