@@ -1,7 +1,7 @@
 //! The kernel's file systems, by system calls.
 
 use crate::{FileKind, FileSystem, OpenHow, Stat, Timestamp};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{self, AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
 use std::ffi::CStr;
@@ -66,6 +66,31 @@ fn again<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
             done => return Ok(done?),
         }
     }
+}
+
+/// Gives a file away by `chown`, as far as that is allowed, and tells the mode that it may have then: set-user-ID and
+/// set-group-ID were meant for the owner and the group that `stat` says, and no others.
+fn may_have(
+    stat: &Stat,
+    chown: impl Fn(Option<Uid>, Option<Gid>) -> rustix::io::Result<()>,
+) -> rustix::io::Result<u32> {
+    let gid = Some(Gid::from_raw(stat.gid));
+    // the owner first: a change of owner clears setuid
+    match chown(Some(Uid::from_raw(stat.uid)), gid) {
+        Ok(()) => return Ok(stat.mode),
+        Err(Errno::PERM) => {}
+        Err(e) => return Err(e),
+    }
+    // a group that one is in can be had all the same
+    match chown(None, gid) {
+        Ok(()) | Err(Errno::PERM) => Ok(stat.mode & 0o777),
+        Err(e) => Err(e),
+    }
+}
+
+fn times(stat: &Stat) -> Timestamps {
+    let time = |t: Timestamp| Timespec { tv_sec: t.sec, tv_nsec: t.nsec.into() };
+    Timestamps { last_access: time(stat.atime), last_modification: time(stat.mtime) }
 }
 
 impl FileSystem for Kernel {
@@ -134,18 +159,24 @@ impl FileSystem for Kernel {
         Ok(fs::renameat(self.root(), from, self.root(), to)?)
     }
     fn set_attributes(&self, path: &CStr, stat: &Stat) -> io::Result<()> {
-        let (root, itself) = (self.root(), AtFlags::SYMLINK_NOFOLLOW);
-        // the owner first: a change of owner clears setuid
-        match fs::chownat(root, path, Some(Uid::from_raw(stat.uid)), Some(Gid::from_raw(stat.gid)), itself) {
-            Ok(()) | Err(Errno::PERM) => {}
-            Err(e) => return Err(e.into()),
+        // A descriptor of the file itself: a symlink that takes its name meanwhile is not followed.
+        let itself = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = again(|| fs::openat(self.root(), path, itself, Mode::empty()))?;
+        if FileKind::from_mode(fs::fstat(&file)?.st_mode) != Some(stat.kind) {
+            return Err(crate::replaced());
         }
+        let mode = may_have(stat, |uid, gid| fs::chownat(&file, c"", uid, gid, AtFlags::EMPTY_PATH))?;
+        // What such a descriptor is of is changed by its name in /proc, which leads to a symlink itself, too.
+        let name = format!("/proc/self/fd/{}", file.as_raw_fd());
         if stat.kind != FileKind::Symlink {
-            fs::chmodat(root, path, Mode::from_raw_mode(stat.mode), AtFlags::empty())?;
+            fs::chmodat(CWD, &*name, Mode::from_raw_mode(mode), AtFlags::empty())?;
         }
-        let time = |t: Timestamp| Timespec { tv_sec: t.sec, tv_nsec: t.nsec.into() };
-        let times = Timestamps { last_access: time(stat.atime), last_modification: time(stat.mtime) };
-        Ok(fs::utimensat(root, path, &times, itself)?)
+        Ok(fs::utimensat(CWD, &*name, &times(stat), AtFlags::empty())?)
+    }
+    fn set_attributes_of(&self, file: &OwnedFd, stat: &Stat) -> io::Result<()> {
+        let mode = may_have(stat, |uid, gid| fs::fchown(file, uid, gid))?;
+        fs::fchmod(file, Mode::from_raw_mode(mode))?;
+        Ok(fs::futimens(file, &times(stat))?)
     }
 
     #[inline]

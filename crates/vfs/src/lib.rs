@@ -128,8 +128,11 @@ pub trait FileSystem: Send + Sync {
     /// rename(2): what `to` names is replaced.
     fn rename(&self, from: &CStr, to: &CStr) -> io::Result<()>;
     /// Gives a file owner, permissions and times of `stat`: of a symlink itself, which has no permissions. Who may not
-    /// give files away keeps them, as with `cp -p`.
+    /// give files away keeps them, as with `cp -p`, and then without set-user-ID, set-group-ID and sticky. Nothing of
+    /// another kind than `stat` says is changed.
     fn set_attributes(&self, path: &CStr, stat: &Stat) -> io::Result<()>;
+    /// As [`FileSystem::set_attributes`], of an open file: whatever has its name by now.
+    fn set_attributes_of(&self, file: &Self::File, stat: &Stat) -> io::Result<()>;
 
     /// pread(2): the number of bytes, 0 at the end.
     fn read(&self, file: &Self::File, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
@@ -171,6 +174,11 @@ pub trait FileSystem: Send + Sync {
         }
         Ok(())
     }
+}
+
+#[cold]
+fn replaced() -> io::Error {
+    io::Error::other("a file of another kind has its name by now")
 }
 
 #[cold]

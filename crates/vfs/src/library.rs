@@ -52,6 +52,18 @@ fn relative(path: &CStr) -> &[u8] {
     }
 }
 
+/// What [`FileSystem::set_attributes`] sets.
+fn attributes(stat: &Stat) -> SetAttr {
+    SetAttr {
+        mode: (stat.kind != FileKind::Symlink).then_some(stat.mode),
+        uid: Some(stat.uid),
+        gid: Some(stat.gid),
+        atime: Some(SetTime::At(stat.atime)),
+        mtime: Some(SetTime::At(stat.mtime)),
+        ..SetAttr::default()
+    }
+}
+
 impl Library {
     /// Makes a volume on `device`, a block device or an image, with the defaults.
     ///
@@ -167,15 +179,14 @@ impl FileSystem for Library {
         call(self.volume.rename_path(relative(from), relative(to), RenameMode::Replace, &self.cred))
     }
     fn set_attributes(&self, path: &CStr, stat: &Stat) -> io::Result<()> {
-        let set = SetAttr {
-            mode: (stat.kind != FileKind::Symlink).then_some(stat.mode),
-            uid: Some(stat.uid),
-            gid: Some(stat.gid),
-            atime: Some(SetTime::At(stat.atime)),
-            mtime: Some(SetTime::At(stat.mtime)),
-            ..SetAttr::default()
-        };
-        call(self.volume.setattr(self.attr(path, false)?.ino, &set)).map(drop)
+        let found = self.attr(path, false)?;
+        if found.kind() != stat.kind {
+            return Err(crate::replaced());
+        }
+        call(self.volume.setattr(found.ino, &attributes(stat))).map(drop)
+    }
+    fn set_attributes_of(&self, file: &OpenFile, stat: &Stat) -> io::Result<()> {
+        call(self.volume.setattr(file.ino(), &attributes(stat))).map(drop)
     }
 
     #[inline]
