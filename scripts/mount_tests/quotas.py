@@ -91,6 +91,27 @@ def quota_of_a_user_to_the_block(volume, _top):
 
 
 @check(seconds=120)
+def quota_of_a_user_in_a_directory_with_one(volume, _top):
+    """Who refuses is told: the user's limit as EDQUOT, the directory's as ENOSPC; what one refuses counts for nobody."""
+    with volume_with(volume) as own:
+        top = own.mnt / "d"
+        top.mkdir()
+        top.chmod(0o777)
+        quota(own, "set", "--directory", top, "--space", str(300 * BLOCK))
+        quota(own, "set", *ME, "--space", str(200 * BLOCK))
+        same(fills(own, "d/f", MIB * 4), (200 * BLOCK, errno.EDQUOT), "at the user's limit")
+        quota(own, "set", *ME, "--space", str(1000 * BLOCK))
+        # the directory itself is one of its blocks, if it has any
+        done, error = fills(own, "d/g", MIB * 4)
+        must(error == errno.ENOSPC and 98 * BLOCK <= done <= 100 * BLOCK, f"at the directory's: {done}, {error}")
+        # many writes that the directory refuses take nothing of the user's limit
+        for n in range(20):
+            fills(own, f"d/h{n}", MIB, size=50 * BLOCK)
+        left = 1000 * BLOCK - used(own, *ME)[0] * BLOCK
+        same(fills(own, "elsewhere", MIB * 8), (left, errno.EDQUOT), "the rest of the user's limit")
+
+
+@check(seconds=120)
 def quota_with_many_writers(volume, _top):
     """64 threads at the limit get all blocks of it together."""
     with volume_with(volume) as own:

@@ -139,6 +139,15 @@ impl DirtyGrants {
         true
     }
 
+    /// The `write` of a thread that was granted blocks just now does not come.
+    pub fn take_back(&self, (id, thread): (WireId, u32)) {
+        let mut l = self.0.lock();
+        // one that is no longer in flight is taken to have stored them, and is written back
+        if let Some(writer) = l.writers.remove(&key(id, thread)) {
+            l.granted = l.granted.saturating_sub(writer.blocks);
+        }
+    }
+
     /// Tells of the blocks that the kernel may hold, or be about to hold, of what was granted, while no more are.
     pub fn tell(&self, tell: impl FnOnce(u64)) {
         tell(self.0.lock().granted);
@@ -213,6 +222,19 @@ mod tests {
         assert!(!a.grant((id(12), 3), 1, || 100, drop), "nothing is written yet");
         assert_eq!(a.written_back(w), Left { blocks: 0, unseen: false });
         assert!(a.grant((id(12), 3), 100, || 100, drop));
+    }
+
+    #[test]
+    fn what_is_taken_back_does_not_count() {
+        let a = DirtyGrants::default();
+        assert!(a.grant((id(10), 1), 60, || 100, drop) && a.grant((id(10), 2), 40, || 100, drop));
+        a.take_back((id(10), 2));
+        a.take_back((id(10), 3));
+        assert!(!a.grant((id(10), 2), 41, || 100, drop) && a.grant((id(10), 2), 40, || 100, drop));
+        // also while the rest is being written back
+        let w = a.write_back_seeing(|t| if t == 2 { Doing::Writing(None) } else { Doing::Other });
+        a.take_back((id(10), 2));
+        assert_eq!(a.written_back(w), Left { blocks: 0, unseen: false });
     }
 
     #[test]

@@ -137,10 +137,8 @@ impl BraidFs {
             Doing::Writing(None) if requester::writes_by_pipe(thread) => PIPE_BLOCKS,
             Doing::Writing(None) | Doing::Unknown => UNSEEN_BLOCKS,
         };
-        if self.grants(id, thread, need, &owners) {
-            return Ok(None);
-        }
-        let Some(waiting) = self.let_wait(false) else { return Err(refusal(&owners)) };
+        let Err(refused) = self.grants(id, thread, need, &owners) else { return Ok(None) };
+        let Some(waiting) = self.let_wait(false) else { return Err(refusal(refused)) };
         let later = cx.later();
         let fit = Fit { id, thread, owners, need, later, since: Instant::now(), _waiting: waiting };
         // A job that cannot be handed over is dropped, and answers EIO.
@@ -148,12 +146,16 @@ impl BraidFs {
         Ok(Some(Outcome::Deferred))
     }
 
-    /// Grants blocks where they fit beside what else was granted to each owner.
-    fn grants(&self, id: WireId, thread: u32, blocks: u64, owners: &[QuotaOwner]) -> bool {
-        owners.iter().all(|owner| {
+    /// Grants blocks where they fit beside what else was granted to each owner; the first that has no room for them refuses.
+    fn grants(&self, id: WireId, thread: u32, blocks: u64, owners: &[QuotaOwner]) -> Result<(), QuotaOwner> {
+        let refuses = |owner: &QuotaOwner| {
             let room = || self.vol.quota_left(*owner).unwrap_or(u64::MAX).min(MOST_BLOCKS);
-            self.quota_grants.of(*owner).grant((id, thread), blocks, room, drop)
-        })
+            !self.quota_grants.of(*owner).grant((id, thread), blocks, room, drop)
+        };
+        let Some(first) = owners.iter().position(refuses) else { return Ok(()) };
+        // of a write that is not let in the others have nothing to count
+        owners[..first].iter().for_each(|owner| self.quota_grants.of(*owner).take_back((id, thread)));
+        Err(owners[first])
     }
 
     /// Has the kernel write back what was granted to the owners, and looks again. By the helper thread only.
@@ -173,7 +175,11 @@ impl BraidFs {
             let offset = offset.map_or_else(|| self.vol.getattr(ino).map(|a| a.size), Ok).ok()?;
             self.vol.new_blocks(ino, offset, len).ok()
         });
-        if need == Some(0) || self.grants(fit.id, fit.thread, need.unwrap_or(fit.need), &fit.owners) {
+        let granted = match need.unwrap_or(fit.need) {
+            0 => Ok(()),
+            need => self.grants(fit.id, fit.thread, need, &fit.owners),
+        };
+        let Err(refused) = granted else {
             return match self.vol.getattr(ino) {
                 Ok(attr) => {
                     let mut out = Answer::new(256);
@@ -182,7 +188,7 @@ impl BraidFs {
                 }
                 Err(e) => fit.later.done(Err(crate::fs::errno(e))),
             };
-        }
+        };
         let patience = if unseen { LATELY + IN_FLIGHT } else { IN_FLIGHT };
         if blocks > 0 && fit.since.elapsed() < patience {
             std::thread::sleep(Duration::from_micros(500));
@@ -190,8 +196,7 @@ impl BraidFs {
             let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.fit_quota(fit)));
             return;
         }
-        let e = refusal(&fit.owners);
-        fit.later.done(Err(e));
+        fit.later.done(Err(refusal(refused)));
     }
 
     /// Limits have changed, or what was granted is not known: the kernel writes back what it took, and asks from now on. By the
@@ -210,9 +215,9 @@ impl BraidFs {
     }
 }
 
-/// The last owner that there is decides what is said: a directory's limit is told as a full disk.
-fn refusal(owners: &[QuotaOwner]) -> Errno {
-    owners.last().map_or(Errno::NOSPC, |owner| Errno::from_raw_os_error(Error::Quota(*owner).errno()))
+/// A directory's limit is told as a full disk.
+fn refusal(owner: QuotaOwner) -> Errno {
+    Errno::from_raw_os_error(Error::Quota(owner).errno())
 }
 
 #[cfg(test)]
