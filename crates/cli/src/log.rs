@@ -36,11 +36,19 @@ pub fn arguments() -> Vec<OsString> {
     ARGUMENTS.get().cloned().unwrap_or_default()
 }
 
+/// Exit codes of the command where there is no log.
+pub struct Codes {
+    /// The level is none.
+    pub usage: u8,
+    /// The file cannot be opened.
+    pub file: u8,
+}
+
 /// Sets up logging for the process.
 ///
 /// # Errors
 /// A level that is none, a file that cannot be opened.
-pub fn start(args: &LogArgs, default: &str) -> Result<(), Failure> {
+pub fn start(args: &LogArgs, default: &str, codes: &Codes) -> Result<(), Failure> {
     let level = args.level.as_deref().unwrap_or(default);
     let mut same: Vec<OsString> = vec!["--log".into(), level.into()];
     if let Some(file) = &args.log_file {
@@ -48,17 +56,16 @@ pub fn start(args: &LogArgs, default: &str) -> Result<(), Failure> {
     }
     // there is one log
     let _ = ARGUMENTS.set(same);
-    let filter = EnvFilter::try_new(level)
-        .map_err(|e| Failure::new(format!("--log {level}: {e}: use error, warn, info, debug or trace")))?;
+    let filter = EnvFilter::try_new(level).map_err(|e| {
+        Failure::new(format!("--log {level}: {e}: use error, warn, info, debug or trace")).with_code(codes.usage)
+    })?;
     // a line with its times at the end of each span that the level lets through
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_span_events(FmtSpan::CLOSE);
     match &args.log_file {
         Some(path) => {
-            let file = OpenOptions::new()
-                .create(true)
-                .append(true)
-                .open(path)
-                .map_err(|e| Failure::at("cannot open the log file", path.display(), host_error(&e)))?;
+            let file = OpenOptions::new().create(true).append(true).open(path).map_err(|e| {
+                Failure::at("cannot open the log file", path.display(), host_error(&e)).with_code(codes.file)
+            })?;
             subscriber.with_ansi(false).with_writer(Mutex::new(file)).init();
         }
         None => {

@@ -105,7 +105,14 @@ fn main() -> ExitCode {
         Command::Fsck(_) => "error",
         _ => "warn",
     };
-    let outcome = log::start(&cli.log, level).and_then(|()| run(cli.command));
+    let codes = match &cli.command {
+        Command::Fsck(_) => log::Codes { usage: fsck_code::USAGE, file: fsck_code::OPERATIONAL },
+        Command::Mount(_) | Command::MountHelper(_) | Command::Umount(_) => {
+            log::Codes { usage: mount_code::USAGE, file: mount_code::SYSTEM }
+        }
+        _ => log::Codes { usage: 1, file: 1 },
+    };
+    let outcome = log::start(&cli.log, level, &codes).and_then(|()| run(cli.command));
     match outcome {
         Ok(code) => code.into(),
         Err(failure) => {

@@ -28,7 +28,18 @@ fn usage_has_the_codes_of_each_tool() {
     b.run(&["fsck"]).code(16);
     b.run(&["fsck", "-n", "-y", "x"]).code(16);
     b.run(&["fsck", "--bogus", "x"]).code(16);
-    b.run(&["--log", "nonsense=nonsense", "ls", "x"]).fails(1, &["--log", "use error, warn"]);
+    // fsck's 1 means that errors were corrected
+    for (command, usage, file) in [
+        (&["ls", "x"][..], 1, 1),
+        (&["fsck", "x"], 16, 8),
+        (&["mount", "x", "y"], 1, 2),
+        (&["mount.braidfs", "x", "y"], 1, 2),
+        (&["umount", "y"], 1, 2),
+    ] {
+        let with = |log: [&'static str; 2]| [&log[..], command].concat();
+        b.run(&with(["--log", "nonsense=nonsense"])).fails(usage, &["--log", "use error, warn"]);
+        b.run(&with(["--log-file", "no/such/log"])).fails(file, &["cannot open the log file", "no such file"]);
+    }
 }
 
 #[test]
