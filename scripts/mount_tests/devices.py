@@ -194,3 +194,26 @@ def devices_killed_in_rounds(volume, _top):
     finally:
         own.force_down()
         own.image.unlink(missing_ok=True)
+
+
+@check
+def device_of_a_volume_with_a_part_elsewhere(volume, _top):
+    """A directory of it is shown elsewhere: by its device the whole is meant, and by that directory nothing is wiped."""
+    root_only()
+    with two(volume) as (own, second):
+        own.mount("cache=through")
+        (own.mnt / "d").mkdir()
+        part = own.image.with_suffix(".part")
+        part.mkdir()
+        try:
+            run("mount", "--bind", own.mnt / "d", part)
+            for argv in (("device", "add", "--size", "48M", part, second), ("scrub", part)):
+                code, text = run(own.binary, *argv, ok=None)
+                must(code == 1 and "a part of the volume is mounted there" in text, f"{argv[0]}: {code}, {text!r}")
+            must(not second.exists(), "a device was made")
+            device(own, "add", "--size", "48M", own.image, second)
+            device(own, "remove", f"{own.image},{second}", second)
+            must(f"mounted on {own.mnt}:" in run(own.binary, "info", own.image)[1], "info names the part")
+        finally:
+            run("umount", "-l", part, ok=None)
+            part.rmdir()

@@ -535,3 +535,45 @@ def a_tenants_directory_behind_a_link(volume, _top):
             thread.join()
             run("umount", "-l", point / "t", ok=None)
             (point / "t").rmdir()
+
+
+@check
+def of_a_volume_on_two_devices(volume, _top):
+    """Its source names all devices, and a tenant: what is asked by a device is about the volume, whichever mount is newest."""
+    daemon_only(volume)
+    root_only()
+    for options in ("fuseblk=auto", "fuseblk=never"):
+        with small_volume(volume) as v:
+            second = v.image.with_suffix(".second")
+            both, point, other = f"{v.image},{second}", v.image.with_suffix(".tenant"), v.image.with_suffix(".other")
+            v.image.unlink()
+            run(v.binary, "mkfs", "-q", "--size", "64M", v.image, second)
+            point.mkdir()
+            other.mkdir()
+            try:
+                run(v.binary, "mount", "-o", f"transport=dev,{options}", v.image, second, v.mnt)
+                for name in "ab":
+                    run(v.binary, "tenant", "create", v.mnt / name)
+                alone(v, point)
+                # by its devices, not through the tenant
+                silent(v.binary, "mount", "-o", "tenant=b", both, other)
+                silent(v.binary, "label", both, "named")
+                same(run(v.binary, "label", v.image)[1], "named\n", "label")
+                must(f"mounted on {v.mnt}:" in run(v.binary, "info", both)[1], "info names another mount")
+                for what in (("device", "rebalance", point), ("scrub", point), ("resize", point), ("label", point, "x")):
+                    refuses(1, ("a tenant is mounted there by itself",), v.binary, *what)
+                for argv in (("umount", v.mnt), ("mount", "-o", "remount,ro", v.mnt)):
+                    refuses(32, ("mounted by themselves", str(point), str(other)), v.binary, *argv)
+                (v.mnt / "f").write_text("x")
+                # the volume stays open: there is nothing to wait for
+                for place in (point, other):
+                    silent(v.binary, "umount", "--timeout", "5", place)
+                silent(v.binary, "umount", v.mnt)
+                same(run(v.binary, "fsck", "-f", "-n", v.image, second, ok=None)[0], 0, "exit code of fsck")
+            finally:
+                for place in (point, other, v.mnt):
+                    run("umount", "-l", place, ok=None)
+                point.rmdir()
+                other.rmdir()
+                v.force_down()
+                second.unlink(missing_ok=True)

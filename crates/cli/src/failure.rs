@@ -78,10 +78,14 @@ pub fn host_error(e: &io::Error) -> String {
     }
 }
 
+/// Why the server does not administer the volume there.
+pub const TENANT_ALONE: &str = "a tenant is mounted there by itself: ask where the volume is mounted";
+
 /// Why the server of a mount did not do what it was asked; a command that knows better says so first.
 pub fn server_error(e: &io::Error) -> String {
     match Errno::from_io_error(e) {
         Some(Errno::PERM) => "only root may, and who mounted it".into(),
+        Some(Errno::OPNOTSUPP) => TENANT_ALONE.into(),
         Some(Errno::NOTTY) => "its server is of an older version: mount it again".into(),
         Some(Errno::ROFS) => "it is mounted read-only: remount it writable first (mount -o remount,rw)".into(),
         Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::NODEV) => {

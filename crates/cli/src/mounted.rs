@@ -2,17 +2,71 @@
 //! behind it, two loop devices of one image.
 
 use crate::cmd::umount::{backing, is_braidfs};
-use crate::failure::{Failure, host_error};
+use crate::failure::{self, Failure, host_error};
 use crate::mountinfo::{self, Mount};
-use braidfs_device::{OpenError, is_nbd_uri};
+use crate::open;
+use braidfs_device::{NbdUri, OpenError, is_nbd_uri};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+/// What the source of one of our mounts names: `/a.img,/b.img`, or `/a.img,/b.img[web]` where the tenant `web` is mounted by
+/// itself.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Source {
+    /// The devices of the volume; of a `fuseblk` mount the one block device.
+    pub devices: Vec<PathBuf>,
+    /// The tenant that is mounted by itself.
+    pub tenant: Option<OsString>,
+}
+
+impl Source {
+    /// Of a mount.
+    pub fn of(mount: &Mount) -> Self {
+        match mount.kind.as_str() {
+            // its source is what the kernel names the block device
+            "fuseblk.braidfs" => Self::whole(&mount.source),
+            _ => Self::parse(&mount.source),
+        }
+    }
+
+    /// A tenant's name has no slash; brackets it may have, and so may the name of an image. What is there decides.
+    fn parse(source: &OsStr) -> Self {
+        let whole = Self::whole(source);
+        let Some(named) = source.as_bytes().strip_suffix(b"]") else { return whole };
+        let last = whole.devices.last();
+        if last.is_some_and(|d| d.exists()) {
+            return whole;
+        }
+        let from = named.iter().rposition(|b| *b == b'/').map_or(0, |slash| slash + 1);
+        let brackets = (from..named.len()).filter(|i| named[*i] == b'[');
+        let mut tenants = brackets.map(|i| Self {
+            tenant: Some(OsStr::from_bytes(&named[i + 1..]).into()),
+            ..Self::whole(OsStr::from_bytes(&named[..i]))
+        });
+        let is_export = |d: &PathBuf| d.to_str().is_some_and(|d| NbdUri::parse(d).is_ok());
+        let is_sound = |s: &Self| s.devices.last().is_some_and(|d| d.exists() || is_export(d));
+        match tenants.clone().find(is_sound) {
+            Some(tenant) => tenant,
+            // an address may end with a bracket
+            None if last.is_some_and(is_export) => whole,
+            // the devices have other names by now
+            None => tenants.next().unwrap_or(whole),
+        }
+    }
+
+    fn whole(source: &OsStr) -> Self {
+        Self { devices: open::expand(&[source.into()]), tenant: None }
+    }
+}
+
 /// What names the same bytes.
-#[derive(PartialEq)]
-enum Identity {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Identity {
     /// A block device, by its number.
     Block(u64),
     /// A file, by its file system and number.
@@ -31,7 +85,7 @@ fn identity(path: &Path) -> Option<Identity> {
 }
 
 /// `path`, and the file behind it where it is a loop device.
-fn identities(path: &Path) -> Vec<Identity> {
+pub fn identities(path: &Path) -> Vec<Identity> {
     let mut all: Vec<_> = identity(path).into_iter().collect();
     if let Some(&Identity::Block(rdev)) = all.first() {
         let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
@@ -41,16 +95,41 @@ fn identities(path: &Path) -> Vec<Identity> {
     all
 }
 
-/// The newest mount that uses one of `devices`.
+/// Whether two paths name the same device, also where nothing is there any more.
+pub fn is_same(one: &Path, other: &Path) -> bool {
+    let ours = identities(one);
+    one == other || identities(other).iter().any(|id| ours.contains(id))
+}
+
+/// The newest mount that uses one of `devices`: of the whole volume, where there is one; never that of a tenant by itself.
 pub fn at(devices: &[PathBuf]) -> Option<Mount> {
     let ours: Vec<_> = devices.iter().flat_map(|d| identities(d)).collect();
     let uses = |m: &Mount| {
-        let source = identities(Path::new(&m.source));
-        let mut theirs = backing(m).devices.iter().flat_map(|d| identities(d)).chain(source).collect::<Vec<_>>();
-        theirs.retain(|id| ours.contains(id));
-        !theirs.is_empty()
+        let source = Source::of(m);
+        let theirs = backing(m).devices.into_iter().chain(source.devices);
+        source.tenant.is_none() && theirs.flat_map(|d| identities(&d)).any(|id| ours.contains(&id))
     };
-    mountinfo::read().into_iter().rev().find(|m| is_braidfs(m) && uses(m))
+    let mut all = mountinfo::read();
+    all.retain(|m| is_braidfs(m) && uses(m));
+    let whole = all.iter().rposition(|m| m.root == Path::new("/"));
+    whole.or(all.len().checked_sub(1)).map(|i| all.swap_remove(i))
+}
+
+/// Why the server cannot be asked about the whole volume through the mount point `point`; `None` where it can.
+pub fn is_apart(point: &Path) -> Option<&'static str> {
+    let mount = mountinfo::at(&mountinfo::absolute(point))?;
+    if Source::of(&mount).tenant.is_some() {
+        return Some(failure::TENANT_ALONE);
+    }
+    // some things it is asked through the root directory of the volume alone
+    let part = mount.root != Path::new("/");
+    part.then_some("a part of the volume is mounted there: name the mount point of the whole")
+}
+
+/// As [`failure::server_error`], where the server was asked through the mount point `point`.
+pub fn server_error(point: &Path, e: &io::Error) -> String {
+    let apart = if Errno::from_io_error(e) == Some(Errno::NOTTY) { is_apart(point) } else { None };
+    apart.map_or_else(|| failure::server_error(e), Into::into)
 }
 
 /// Why devices cannot be opened; where the volume is mounted already, how to have it at `wanted`, too.
@@ -91,5 +170,53 @@ pub fn not_by_the_kernel(device: &Path, read_only: bool) -> Result<(), Failure> 
             None => Failure::new(OpenError::Busy { path: device.into() }.to_string()),
         }),
         Err(e) => Err(Failure::at("cannot open", device.display(), host_error(&e.into()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_names_devices_and_a_tenant() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        for name in ["a", "b", "c[d]", "e,f"] {
+            std::fs::write(path(name), b"").unwrap();
+        }
+        let cut = "nbd://[::1]";
+        for (source, devices, tenant) in [
+            (path("a"), vec![path("a")], None),
+            (format!("{},{}", path("a"), path("b")), vec![path("a"), path("b")], None),
+            (path("a[web]"), vec![path("a")], Some("web")),
+            (format!("{},{}", path("a"), path("b[web]")), vec![path("a"), path("b")], Some("web")),
+            (path("e,f[a,b]"), vec![path("e,f")], Some("a,b")),
+            (path("c[d]"), vec![path("c[d]")], None),
+            (path("c[d][x]"), vec![path("c[d]")], Some("x")),
+            (path("a[x[y]]"), vec![path("a")], Some("x[y]")),
+            // removed
+            (path("no[web]"), vec![path("no")], Some("web")),
+            (path("no"), vec![path("no")], None),
+            (cut.into(), vec![cut.into()], None),
+            (format!("{cut}[web]"), vec![cut.into()], Some("web")),
+            ("nbd://h/e[web]".into(), vec!["nbd://h/e".into()], Some("web")),
+        ] {
+            let want = Source {
+                devices: devices.into_iter().map(PathBuf::from).collect(),
+                tenant: tenant.map(OsString::from),
+            };
+            assert_eq!(Source::parse(OsStr::new(&source)), want, "{source}");
+        }
+    }
+
+    #[test]
+    fn links_and_what_is_gone_name_the_same_device() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::write(path("a"), b"").unwrap();
+        std::fs::write(path("b"), b"").unwrap();
+        std::fs::hard_link(path("a"), path("link")).unwrap();
+        assert!(is_same(&path("a"), &path("link")) && is_same(&path("no"), &path("no")));
+        assert!(!is_same(&path("a"), &path("b")) && !is_same(&path("no"), &path("a")));
     }
 }

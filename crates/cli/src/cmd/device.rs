@@ -117,13 +117,13 @@ struct Place {
 
 pub fn run(args: &Args) -> Outcome {
     let how = match &args.call {
-        Call::Rebalance { tell, places } => return rebalance(tell, &Place::of(places)),
+        Call::Rebalance { tell, places } => return rebalance(tell, &Place::of(places).whole()?),
         Call::Add { how, .. } | Call::Drain { how, .. } | Call::Remove { how } => how,
     };
     let Some((target, places)) = how.places.split_last() else {
         return Err(Failure::new("device: name the volume, then the device").with_code(1));
     };
-    let place = Place::of(places);
+    let place = Place::of(places).whole()?;
     match &args.call {
         Call::Add { force, nodiscard, size, .. } => add(how, &place, target, *force, *nodiscard, *size),
         Call::Drain { end, .. } => drain(how, &place, target, *end),
@@ -149,6 +149,14 @@ impl Place {
         let all: Vec<SuperBlock> = devices.iter().filter_map(|d| superblock_of(d)).collect();
         let sb = all.iter().find(|sb| sb.this_device.get() == 0).or(all.first()).copied();
         Self { name: open::show(places), devices, mount, sb }
+    }
+
+    /// Refuses a mount point through which the server is not asked about devices, before a new one is wiped.
+    fn whole(self) -> Result<Self, Failure> {
+        match self.mount.as_deref().and_then(mounted::is_apart) {
+            Some(why) => Err(Failure::at("cannot use", &self.name, why)),
+            None => Ok(self),
+        }
     }
 
     /// Whether `own` is the superblock of one of its devices.
@@ -207,9 +215,17 @@ impl Place {
         done.and_then(|r| closed.map(|()| r))
     }
 
+    fn why(&self, e: &std::io::Error) -> String {
+        match (Errno::from_io_error(e), &self.mount) {
+            (Some(Errno::BUSY), _) => "another change of its devices is running: wait for it".into(),
+            (_, Some(point)) => mounted::server_error(point, e),
+            _ => server_error(e),
+        }
+    }
+
     /// Waits for what the server of the mount does.
     fn online(&self, what: &str, bar: &Bar, work: std::io::Result<DeviceWork>) -> Result<DeviceAnswer, Failure> {
-        let failed = |e: std::io::Error| Failure::at(what, &self.name, why(&e));
+        let failed = |e: std::io::Error| Failure::at(what, &self.name, self.why(&e));
         let work = work.map_err(failed)?;
         let mut pause = Duration::from_millis(2);
         loop {
@@ -230,13 +246,6 @@ impl Place {
             Some(_) if answer.errno == Errno::ROFS.raw_os_error() => Err(failed(Errno::ROFS.into())),
             Some(why) => Err(Failure::at(what, &self.name, why)),
         }
-    }
-}
-
-fn why(e: &std::io::Error) -> String {
-    match Errno::from_io_error(e) {
-        Some(Errno::BUSY) => "another change of its devices is running: wait for it".into(),
-        _ => server_error(e),
     }
 }
 

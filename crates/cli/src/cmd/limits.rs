@@ -16,7 +16,6 @@ pub fn open(directory: &Path) -> Result<File, Failure> {
 pub fn refused(command: &str, place: &Path, missing: &str, e: &io::Error) -> Failure {
     let why = match Errno::from_io_error(e) {
         Some(Errno::NOTTY) => "no braidfs is mounted there, or its server is of an older version".into(),
-        Some(Errno::OPNOTSUPP) => "a tenant is mounted there by itself: ask where the volume is mounted".into(),
         Some(Errno::ROFS) => "it is mounted read-only, or its domain failed".into(),
         Some(Errno::NOENT) => missing.into(),
         _ => server_error(e),

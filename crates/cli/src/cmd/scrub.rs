@@ -3,7 +3,7 @@
 
 use crate::cmd::fsck::{Bar, line};
 use crate::cmd::umount::is_braidfs;
-use crate::failure::{Failure, Outcome, fsck_code, server_error};
+use crate::failure::{Failure, Outcome, fsck_code};
 use crate::{mounted, mountinfo, open, text};
 use braidfs::JournalReplay;
 use braidfs_check::{ScrubReport, scrub};
@@ -95,7 +95,7 @@ fn mounted(args: &Args, place: &Path) -> Outcome {
         let why = match Errno::from_io_error(&e) {
             Some(Errno::BUSY) => "a scrub is running already: wait for it".into(),
             Some(Errno::PERM) => "only root and the owner of the mount may".into(),
-            _ => server_error(&e),
+            _ => mounted::server_error(place, &e),
         };
         Failure::at("cannot scrub", &show, why)
     };

@@ -4,15 +4,14 @@
 //! command then waits for the lock that the process holds on its devices.
 
 use crate::failure::{Failure, Outcome, host_error, mount_code};
+use crate::mounted::{Source, is_same};
 use crate::mountinfo::{self, Mount};
-use crate::open;
 use braidfs_device::{NbdUri, is_nbd_uri};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use std::fs::File;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -66,7 +65,8 @@ fn run_checked(args: &Args) -> Outcome {
     if args.lazy || elsewhere {
         return Ok(0);
     }
-    let deadline = Instant::now() + Duration::from_secs(args.timeout);
+    // for ever is more than a clock can say: a century
+    let deadline = Instant::now() + Duration::from_secs(args.timeout.min(u32::MAX.into()));
     for device in &backing.devices {
         wait_closed(device, deadline)?;
     }
@@ -81,7 +81,7 @@ pub fn is_braidfs(mount: &Mount) -> bool {
     matches!(mount.kind.as_str(), "fuse.braidfs" | "fuseblk.braidfs")
 }
 
-/// What the server holds.
+/// What the server holds for a mount: nothing for that of a tenant by itself, which ends without the volume being closed.
 pub struct Backing {
     /// Files that it has locked.
     pub devices: Vec<PathBuf>,
@@ -91,12 +91,16 @@ pub struct Backing {
 
 /// What the server of `mount` holds: for a loop device, the image behind it.
 pub fn backing(mount: &Mount) -> Backing {
-    let source = PathBuf::from(&mount.source);
-    let sysfs = source.file_name().map(|name| Path::new("/sys/block").join(name).join("loop"));
+    let source = Source::of(mount);
+    if source.tenant.is_some() {
+        return Backing { devices: Vec::new(), loop_device: None };
+    }
+    let name = Path::new(&mount.source).file_name();
+    let sysfs = name.map(|name| Path::new("/sys/block").join(name).join("loop"));
     let backing = sysfs.as_ref().and_then(|dir| std::fs::read_to_string(dir.join("backing_file")).ok());
     match backing {
         Some(image) => Backing { devices: vec![image.trim_end_matches('\n').into()], loop_device: sysfs },
-        None => Backing { devices: open::expand(&[source]), loop_device: None },
+        None => Backing { devices: source.devices, loop_device: None },
     }
 }
 
@@ -134,11 +138,19 @@ fn detach(target: &Path, args: &Args) -> Result<(), Failure> {
 pub fn tenants_of(target: &Path) -> Vec<String> {
     let mounts = mountinfo::read();
     let Some(volume) = mounts.iter().rev().find(|m| m.target == target) else { return Vec::new() };
-    // its source is an image, or the loop device of one
-    let sources = backing(volume).devices.into_iter().map(|d| d.into_os_string()).chain([volume.source.clone()]);
-    let begins: Vec<Vec<u8>> = sources.map(|s| [s.as_bytes(), b"["].concat()).collect();
-    let is_of = |m: &&Mount| is_braidfs(m) && begins.iter().any(|b| m.source.as_bytes().starts_with(b));
-    mounts.iter().filter(is_of).map(|m| m.target.display().to_string()).collect()
+    let own = Source::of(volume);
+    if own.tenant.is_some() {
+        return Vec::new();
+    }
+    // its source is an image, or the loop device of one; a tenant's names all devices, the first one first
+    let devices: Vec<PathBuf> = backing(volume).devices.into_iter().chain(own.devices).collect();
+    let is_of = |m: &&Mount| {
+        let source = Source::of(m);
+        let first = source.devices.first().filter(|_| source.tenant.is_some());
+        first.is_some_and(|first| devices.iter().any(|d| is_same(d, first)))
+    };
+    let tenants = mounts.iter().filter(|m| is_braidfs(m)).filter(is_of);
+    tenants.map(|m| m.target.display().to_string()).collect()
 }
 
 /// An ordinary user's way to unmount what they mounted themselves.
