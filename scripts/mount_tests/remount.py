@@ -147,6 +147,30 @@ def busy_with_open_files(volume, _top):
 
 
 @check
+def refused_by_the_server(volume, _top):
+    """A tenant is mounted by itself where it is not seen: the server refuses, and all is as it was for the writers."""
+    daemon_only(volume)
+    root_only()
+    with small_volume(volume) as v:
+        point = v.image.with_suffix(".tenant")
+        point.mkdir()
+        try:
+            v.mount("transport=dev")
+            run(v.binary, "tenant", "create", v.mnt / "a")
+            silent(v.binary, "tenant", "mount", v.mnt, "a", point)
+            before = shown(v)
+            script = f"umount {point} && exec {v.binary} mount -o remount,ro,noexec {v.mnt}"
+            refuses(32, ("a tenant of it is mounted",), "unshare", "--mount", "sh", "-c", script)
+            same(shown(v), before, "options")
+            (v.mnt / "f").write_text("x")
+            run("umount", point)
+            remount(v, "ro")
+        finally:
+            run("umount", "-l", point, ok=None)
+            point.rmdir()
+
+
+@check
 def in_use_by_a_reader(volume, _top):
     """Two read-only mounts of one image: neither becomes writable while the other is there."""
     daemon_only(volume)

@@ -20,9 +20,7 @@ const SHOWN: [&str; 3] = ["ro", "sync", "lazytime"];
 /// `braidfs mount -o remount,… DIRECTORY`: what the options do not say stays as it is, as with mount(8).
 pub fn run_by_hand(mountpoint: &Path, options: &[String], given: &MountSpec) -> Outcome {
     let mount = find(mountpoint)?;
-    let now: Vec<&str> = mount.super_options.split(',').filter(|o| SHOWN.contains(o)).collect();
-    let now = [mount.options.clone(), now.join(",")];
-    let mut spec = MountSpec::parse(now.iter().chain(options).map(String::as_str), false)
+    let mut spec = MountSpec::parse(now(&mount).iter().chain(options).map(String::as_str), false)
         .map_err(|why| Failure::new(why).with_code(mount_code::USAGE))?;
     // what stands on the command line beside `-o`
     (spec.commit, spec.data) = (given.commit.or(spec.commit), given.data.or(spec.data));
@@ -32,6 +30,12 @@ pub fn run_by_hand(mountpoint: &Path, options: &[String], given: &MountSpec) -> 
 /// `mount.braidfs DEVICE DIRECTORY -o remount,…`: mount(8) gives all options that shall be.
 pub fn run(mountpoint: &Path, spec: &MountSpec) -> Outcome {
     change(&find(mountpoint)?, spec)
+}
+
+/// The options that a mount has.
+fn now(mount: &Mount) -> [String; 2] {
+    let shown: Vec<&str> = mount.super_options.split(',').filter(|o| SHOWN.contains(o)).collect();
+    [mount.options.clone(), shown.join(",")]
 }
 
 fn find(mountpoint: &Path) -> Result<Mount, Failure> {
@@ -50,34 +54,53 @@ fn find(mountpoint: &Path) -> Result<Mount, Failure> {
 fn change(mount: &Mount, spec: &MountSpec) -> Outcome {
     let place = &mount.target;
     let fail = |why: String| Failure::at("cannot remount", place.display(), why).with_code(mount_code::FAILED);
-    let mut cfg = MountConfig::new("", place);
-    spec.configure(&mut cfg);
-    let kernel = || braidfs_fuse::remount(&cfg, spec.bind, spec.keeps_atime());
+    let kernel = |spec: &MountSpec| {
+        let mut cfg = MountConfig::new("", place);
+        spec.configure(&mut cfg);
+        braidfs_fuse::remount(&cfg, spec.bind, spec.keeps_atime())
+    };
     if spec.bind {
-        return kernel().map(|()| 0).map_err(|e| fail(host_error(&e)));
+        return kernel(spec).map(|()| 0).map_err(|e| fail(host_error(&e)));
     }
     let tell = |how: &Remount, sync| control::remount(place, how, sync);
     let was_read_only = mount.super_options.split(',').any(|o| o == "ro");
     // what cannot change is refused before anything does
-    let tenants = if spec.read_only && !was_read_only { tenants_of(place) } else { Vec::new() };
-    if !tenants.is_empty() {
-        // the server refuses that, too
-        return Err(fail(format!("tenants of it are mounted by themselves: unmount {} first", tenants.join(", "))));
+    if spec.read_only && !was_read_only {
+        let tenants = tenants_of(place);
+        if !tenants.is_empty() {
+            // the server refuses that, too
+            return Err(fail(tenants_first(&tenants)));
+        }
     }
-    tell(&Remount { data: spec.data, ..Remount::default() }, None).map_err(|e| fail(server_says(&e)))?;
+    let refused = |e: io::Error| fail(server_says(&e, place));
+    tell(&Remount { data: spec.data, ..Remount::default() }, None).map_err(refused)?;
     if !spec.read_only {
-        tell(&Remount { read_only: Some(false), ..Remount::default() }, None).map_err(|e| fail(server_says(&e)))?;
+        tell(&Remount { read_only: Some(false), ..Remount::default() }, None).map_err(refused)?;
     }
-    if let Err(e) = kernel() {
+    // as it was; the first error is the one to tell
+    let undo = || {
         if !spec.read_only && was_read_only {
-            // as it was; the first error is the one to tell
             let _ = tell(&Remount { read_only: Some(true), ..Remount::default() }, None);
         }
+    };
+    if let Err(e) = kernel(spec) {
+        undo();
         return Err(fail(kernel_says(&e, place)));
     }
     let how = Remount { read_only: Some(spec.read_only), ..spec.changes() };
-    tell(&how, Some(spec.sync)).map_err(|e| fail(server_says(&e)))?;
+    if let Err(e) = tell(&how, Some(spec.sync)) {
+        // else the kernel would refuse writes that the server takes
+        if let Ok(before) = MountSpec::parse(now(mount).iter().map(String::as_str), false) {
+            let _ = kernel(&before);
+        }
+        undo();
+        return Err(refused(e));
+    }
     Ok(0)
+}
+
+fn tenants_first(tenants: &[String]) -> String {
+    format!("tenants of it are mounted by themselves: unmount {} first", tenants.join(", "))
 }
 
 fn kernel_says(e: &io::Error, place: &Path) -> String {
@@ -91,7 +114,7 @@ fn kernel_says(e: &io::Error, place: &Path) -> String {
     }
 }
 
-fn server_says(e: &io::Error) -> String {
+fn server_says(e: &io::Error, place: &Path) -> String {
     match Errno::from_io_error(e) {
         Some(Errno::INVAL) => "the data mode cannot change while the volume is mounted: leave data= out".into(),
         Some(Errno::ROFS) => {
@@ -99,9 +122,13 @@ fn server_says(e: &io::Error) -> String {
                               its log, unmount it and run fsck.braidfs"
                 .into()
         }
-        Some(Errno::BUSY) => {
-            "another braidfs process has a device of the volume open, or an upgrade of the mount is under way: wait for its end".into()
-        }
+        Some(Errno::BUSY) => match tenants_of(place) {
+            tenants if !tenants.is_empty() => tenants_first(&tenants),
+            // what is mounted in another mount namespace is not seen from here
+            _ => "another braidfs process has a device of the volume open, a tenant of it is mounted by itself out of sight \
+                  from here, or an upgrade of the mount is under way: wait for its end"
+                .into(),
+        },
         Some(Errno::OPNOTSUPP) => "a tenant is mounted there by itself: unmount it, and mount it anew".into(),
         Some(Errno::PERM) => "only root can".into(),
         Some(Errno::NOTTY) => "its server is of an older version: unmount, then mount it again".into(),
