@@ -63,7 +63,7 @@ impl Sum {
 
 #[derive(Debug, Serialize)]
 struct Worst {
-    path: PathBuf,
+    path: String,
     blocks: u64,
     pieces: u64,
     least: u64,
@@ -87,6 +87,9 @@ struct Report {
     errors: Vec<String>,
 }
 
+/// Files of several names that were met, by volume and number.
+type Seen = HashSet<(u64, u64)>;
+
 /// A regular file, and an open directory of its volume.
 struct Found<'d> {
     path: PathBuf,
@@ -97,7 +100,7 @@ struct Found<'d> {
 pub fn run(args: &Args) -> Outcome {
     let bar = Bar::new(io::stderr().is_terminal() && !args.json && !args.quiet);
     let mut r = Report::default();
-    let mut seen = HashSet::new();
+    let mut seen = Seen::new();
     for path in &args.paths {
         // a path that is wrong ends it: nothing else was asked for
         let meta =
@@ -151,7 +154,7 @@ fn why(e: &io::Error) -> String {
 }
 
 /// All files below a directory, on its volume; symbolic links are not followed.
-fn below(top: &Path, meta: &Metadata, dir: &File, bar: &Bar, args: &Args, seen: &mut HashSet<u64>, r: &mut Report) {
+fn below(top: &Path, meta: &Metadata, dir: &File, bar: &Bar, args: &Args, seen: &mut Seen, r: &mut Report) {
     let mut todo = vec![top.to_path_buf()];
     while let Some(at) = todo.pop() {
         let entries = match fs::read_dir(&at) {
@@ -176,9 +179,9 @@ fn below(top: &Path, meta: &Metadata, dir: &File, bar: &Bar, args: &Args, seen: 
     }
 }
 
-fn one(f: &Found<'_>, bar: &Bar, args: &Args, seen: &mut HashSet<u64>, r: &mut Report) {
+fn one(f: &Found<'_>, bar: &Bar, args: &Args, seen: &mut Seen, r: &mut Report) {
     let ino = f.meta.ino();
-    if f.meta.nlink() > 1 && !seen.insert(ino) {
+    if f.meta.nlink() > 1 && !seen.insert((f.meta.dev(), ino)) {
         return;
     }
     let gone =
@@ -220,7 +223,8 @@ fn note_worst(worst: &mut Vec<Worst>, path: &Path, p: &Pieces) {
     let extra = |pieces: u64, least: u64| pieces.saturating_sub(least);
     let at = worst.partition_point(|w| extra(w.pieces, w.least) >= extra(p.pieces, p.least));
     if p.are_short() && at < SHOWN {
-        worst.insert(at, Worst { path: path.to_path_buf(), blocks: p.blocks, pieces: p.pieces, least: p.least });
+        let path = path.display().to_string();
+        worst.insert(at, Worst { path, blocks: p.blocks, pieces: p.pieces, least: p.least });
         worst.truncate(SHOWN);
     }
 }
@@ -233,7 +237,7 @@ fn tell(args: &Args, r: &Report) -> Outcome {
         if args.check {
             for w in &r.worst {
                 let size = text::size(w.blocks * 4096);
-                crate::say(format_args!("{}: {size} in {} pieces, {} at least", w.path.display(), w.pieces, w.least))?;
+                crate::say(format_args!("{}: {size} in {} pieces, {} at least", w.path, w.pieces, w.least))?;
             }
         }
         let files = text::count(r.files, "file", "files");
@@ -271,6 +275,6 @@ mod tests {
         note_worst(&mut all, Path::new("whole"), &Pieces { blocks: 1 << 20, pieces: 900, least: 1, stays: false });
         note_worst(&mut all, Path::new("stays"), &Pieces { blocks: 41, pieces: 41, least: 1, stays: true });
         assert_eq!(all.len(), SHOWN);
-        assert!(all.iter().all(|w| w.path != Path::new("whole") && w.path != Path::new("stays")));
+        assert!(all.iter().all(|w| w.path != "whole" && w.path != "stays"));
     }
 }

@@ -69,7 +69,7 @@ struct Report {
     /// A process has it open: all is as of the last checkpoint.
     in_use: bool,
     /// Where it is mounted, as far as can be seen.
-    mounted_on: Option<PathBuf>,
+    mounted_on: Option<String>,
     #[serde(flatten)]
     volume: VolumeReport,
     space: StatFs,
@@ -118,7 +118,10 @@ pub fn volume_report(sb: &SuperBlock) -> VolumeReport {
 impl VolumeReport {
     /// Lines for a person.
     pub fn text(&self) -> String {
-        let label = if self.label.is_empty() { String::new() } else { format!(", label \"{}\"", self.label) };
+        let label = match self.label.as_str() {
+            "" => String::new(),
+            label => format!(", label \"{}\"", text::name(label.as_bytes())),
+        };
         let inline = match self.inline_max {
             0 => "off".into(),
             n => format!("files up to {n} bytes"),
@@ -163,7 +166,7 @@ pub fn run(args: &Args) -> Outcome {
     } else {
         open::mount(opened.devices, &paths, false)?
     };
-    let mounted_on = if opened.in_use { mounted::at(&paths).map(|m| m.target) } else { None };
+    let mounted_on = if opened.in_use { mounted::at(&paths).map(|m| m.target.display().to_string()) } else { None };
     let report = report(&volume, opened.in_use, mounted_on);
     open::close(volume)?;
     if args.json {
@@ -175,7 +178,7 @@ pub fn run(args: &Args) -> Outcome {
     Ok(0)
 }
 
-fn report(volume: &Volume, in_use: bool, mounted_on: Option<PathBuf>) -> Report {
+fn report(volume: &Volume, in_use: bool, mounted_on: Option<String>) -> Report {
     Report {
         in_use,
         mounted_on,
@@ -206,7 +209,7 @@ fn lines(report: &Report) -> String {
     let s = &report.space;
     let mut out = String::new();
     if report.in_use {
-        let where_ = report.mounted_on.as_ref().map(|p| format!(", mounted on {}", p.display())).unwrap_or_default();
+        let where_ = report.mounted_on.as_ref().map(|p| format!(", mounted on {p}")).unwrap_or_default();
         out = format!("in use      yes{where_}: as of the last checkpoint\n");
     }
     out += &report.volume.text();

@@ -3,7 +3,7 @@
 use crate::cmd::limits::say_json;
 use crate::cmd::resize::mount_point;
 use crate::failure::{Failure, Outcome, server_error};
-use crate::{mounted, open};
+use crate::{mounted, open, text};
 use braidfs::{LABEL_MAX, Volume};
 use braidfs_fuse::control;
 use rustix::io::Errno;
@@ -44,7 +44,7 @@ fn parse(text: &str) -> Result<String, String> {
 #[derive(Serialize)]
 struct Report {
     /// As it was named.
-    place: PathBuf,
+    place: String,
     /// Whether it was mounted meanwhile.
     mounted: bool,
     label: String,
@@ -58,10 +58,10 @@ pub fn run(args: &Args) -> Outcome {
         None => offline(&paths, args.label.as_deref())?,
     };
     if args.json {
-        return say_json("label", &Report { place: args.place.clone(), mounted: mount.is_some(), label });
+        return say_json("label", &Report { place: args.place.display().to_string(), mounted: mount.is_some(), label });
     }
     if args.label.is_none() {
-        crate::say(format_args!("{label}"))?;
+        crate::say(format_args!("{}", text::name(label.as_bytes())))?;
     }
     Ok(0)
 }

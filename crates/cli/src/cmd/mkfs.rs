@@ -3,7 +3,7 @@
 //! Refuses to overwrite what it recognises, and any image that is not empty, unless told to. Image files that it
 //! made itself are removed again where it fails.
 
-use crate::cmd::info::volume_report;
+use crate::cmd::info::{VolumeReport, volume_report};
 use crate::failure::{Failure, Outcome, host_error};
 use crate::{open, probe, text};
 use braidfs::format::inode::INLINE_MAX;
@@ -94,14 +94,20 @@ pub fn run(args: &Args) -> Outcome {
         return Err(Failure::new(format!("{} devices: a volume has at most {MAX_DEVICES}", paths.len())));
     }
     let mut made = Vec::new();
-    let result = format(args, &options, &paths, &mut made);
-    if result.is_err() {
+    let report = format(args, &options, &paths, &mut made).inspect_err(|_| {
         for path in made {
             // The first error is the one to tell.
             let _ = std::fs::remove_file(path);
         }
+    })?;
+    // The volume is there now, whoever reads of it.
+    if args.json {
+        let json = serde_json::to_string_pretty(&report).map_err(|e| Failure::new(format!("mkfs: {e}")))?;
+        crate::say(format_args!("{json}"))?;
+    } else if !args.quiet {
+        crate::say(format_args!("{}: made a braidfs volume\n{}", open::show(&paths), report.text().trim_end()))?;
     }
-    result
+    Ok(0)
 }
 
 /// Checks every option before anything is touched.
@@ -153,7 +159,12 @@ fn options(args: &Args) -> Result<MkfsOptions, Failure> {
     })
 }
 
-fn format(args: &Args, options: &MkfsOptions, paths: &[PathBuf], made: &mut Vec<PathBuf>) -> Outcome {
+fn format(
+    args: &Args,
+    options: &MkfsOptions,
+    paths: &[PathBuf],
+    made: &mut Vec<PathBuf>,
+) -> Result<VolumeReport, Failure> {
     // All are looked at before the first is changed.
     for path in paths {
         look(path, args.size, args.force, "will not format")?;
@@ -175,15 +186,7 @@ fn format(args: &Args, options: &MkfsOptions, paths: &[PathBuf], made: &mut Vec<
     let devices =
         cut(devices, args.size).map_err(|e| Failure::at("cannot format", open::show(paths), host_error(&e)))?;
     let sb = braidfs::mkfs::format(&devices, options).map_err(|e| open::explain("cannot format", paths, &e))?;
-    drop(devices);
-    let report = volume_report(&sb);
-    if args.json {
-        let json = serde_json::to_string_pretty(&report).map_err(|e| Failure::new(format!("mkfs: {e}")))?;
-        crate::say(format_args!("{json}"))?;
-    } else if !args.quiet {
-        crate::say(format_args!("{}: made a braidfs volume\n{}", open::show(paths), report.text().trim_end()))?;
-    }
-    Ok(0)
+    Ok(volume_report(&sb))
 }
 
 /// Refuses what must not, or not with `force`, be overwritten; an image file may be made, or extended, to `size`.

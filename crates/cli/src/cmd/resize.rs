@@ -55,7 +55,7 @@ fn parse(text: &str) -> Result<NewSize, String> {
 #[derive(Serialize)]
 struct Report {
     /// As it was named.
-    place: PathBuf,
+    place: String,
     /// Whether it was mounted meanwhile.
     mounted: bool,
     /// Bytes of the device that changes.
@@ -101,7 +101,7 @@ fn offline(paths: &[PathBuf], size: NewSize, bar: &Bar) -> Result<Resized, Failu
 
 fn tell(args: &Args, r: &Resized, mounted: bool) -> Outcome {
     if args.json {
-        let place = args.place.clone();
+        let place = args.place.display().to_string();
         let (before, after, volume, groups) = (r.before, r.after, r.volume, r.groups);
         let report = Report { place, mounted, before, after, volume, groups };
         let json = serde_json::to_string_pretty(&report).map_err(|e| Failure::new(format!("resize: {e}")))?;

@@ -34,7 +34,7 @@ pub struct Args {
 
 #[derive(Debug, Serialize)]
 struct Report {
-    mountpoint: PathBuf,
+    mountpoint: String,
     /// How long was counted; none: since the mount.
     seconds: Option<u64>,
     /// Threads that serve requests.
@@ -144,7 +144,7 @@ pub fn run(args: &Args) -> Outcome {
         None => (Vec::new(), None),
     };
     let now = ask(&place)?;
-    let mut report = report(place.clone(), args.interval, &before, &now);
+    let mut report = report(place.display().to_string(), args.interval, &before, &now);
     if let Some(now) = ask_sample(&place, 0)? {
         report.add(sample_before.unwrap_or_default(), now);
     }
@@ -249,7 +249,7 @@ fn ask(place: &Path) -> Result<Stats, Failure> {
     stats(place).map_err(|e| Failure::at("cannot show", place.display(), server_error(&e)))
 }
 
-fn report(mountpoint: PathBuf, seconds: Option<u64>, before: &[OpStats], now: &Stats) -> Report {
+fn report(mountpoint: String, seconds: Option<u64>, before: &[OpStats], now: &Stats) -> Report {
     let before: HashMap<u32, &OpStats> = before.iter().map(|o| (o.opcode, o)).collect();
     let since = |now: &OpStats| {
         let then = before.get(&now.opcode);

@@ -561,7 +561,7 @@ fn tell(t: &Report, json: bool) -> Outcome {
     let node = t.numa_node.map_or_else(String::new, |n| format!(" at NUMA node {n}"));
     crate::say(format_args!(
         "{}: domain {}{node}, {} used, {most}, {}{of} inodes{failed}",
-        t.name,
+        text::name(t.name.as_bytes()),
         t.domain,
         text::size(t.used),
         t.inodes
