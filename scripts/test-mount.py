@@ -978,6 +978,37 @@ def hostile_image(volume, _top):
     try_hostile(volume, alone=False)
 
 
+@check
+def hostile_loop_unmounted(volume, _top):
+    """A directory that lies in itself: ls -R, cp -r and rm -r of an image come to an end, and say where it is."""
+    daemon_only(volume)
+    small = small_of(volume, 64 << 20)
+    out, sound = small.mnt.parent / "hostile.out", small.mnt.parent / "sound.img"
+    try:
+        small.mkfs()
+        small.mount()
+        hostile_tree(small.mnt)
+        small.umount()
+        make_hostile(small.image, {}, {}, "again")
+        shutil.copyfile(small.image, sound)
+        again = "circle/inner/again: a loop of directories"
+        for what, argv in (
+            ("ls", ("ls", "-R", small.image)),
+            ("cp", ("cp", "-r", f"{small.image}:/", out)),
+            ("cp inside", ("cp", "-r", f"{small.image}:/circle", f"{small.image}:/one")),
+            ("rm", ("rm", "-r", f"{small.image}:/circle")),
+        ):
+            shutil.copyfile(sound, small.image)
+            code, text = run(small.binary, *argv, ok=None, timeout=20)
+            must(code == 1 and text.count(again) == 1, f"{what}: exit code {code}: {text[-300:]}")
+        must((out / "buckets/up_and_up_canary").read_bytes() == b"inside", "the rest is not copied")
+    finally:
+        small.force_down()
+        shutil.rmtree(out, ignore_errors=True)
+        for path in (small.image, sound):
+            path.unlink(missing_ok=True)
+
+
 @check(seconds=180)
 def hostile_pieces(volume, _top):
     """Each of it alone, because a domain that meets damage takes no more writes: so others are removed, too."""

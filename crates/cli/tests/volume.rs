@@ -1,8 +1,13 @@
 //! A volume in an image, used without mounting: mkfs, mkdir, cp, ls, cat, rm, fsck, info, dump, scrub.
 
 mod common;
-use common::Bench;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use common::{Bench, run};
+use std::ffi::OsStr;
+use std::io::{Write, stderr};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 /// Bytes that compress to nothing simple.
 fn noise(n: usize) -> Vec<u8> {
@@ -96,6 +101,130 @@ fn a_volume_cannot_write_through_links_of_the_host() {
     symlink(b.path("precious"), b.path("out/x")).unwrap();
     b.run(&["cp", "-r", "vol.img:/src/", "out"]).ok();
     assert_eq!(b.read("precious"), b"old");
+}
+
+#[test]
+fn the_image_of_an_open_volume_is_no_file_to_copy() {
+    let b = Bench::with_volume();
+    b.write("dir/f", "content");
+    b.run(&["cp", "dir/f", "vol.img:/f"]).ok();
+    // a colon and a slash were forgotten
+    b.run(&["cp", "vol.img:/f", "vol.img"]).fails(1, &["vol.img: is a device of a volume that is open"]);
+    std::fs::hard_link(b.path("vol.img"), b.path("dir/other name")).unwrap();
+    b.run(&["cp", "vol.img:/f", "dir/other name"]).fails(1, &["is a device of a volume that is open"]);
+    // a volume has a file of its image's name
+    b.run(&["cp", "dir/f", "vol.img:/vol.img"]).ok();
+    b.run(&["cp", "-r", "vol.img:/", "."]).fails(1, &["vol.img: is a device of a volume that is open"]);
+    assert_eq!(b.read("f"), b"content");
+    b.run(&["cp", "-r", ".", "vol.img:/all"]).fails(1, &["vol.img: is the volume itself", "other name: is the volume"]);
+    assert_eq!(b.run(&["ls", "-R", "vol.img:/all"]).ok().out, "/all:\ndir\nf\n\n/all/dir:\nf\n");
+    // a link to it is replaced, and an image that is only read is copied
+    symlink("vol.img", b.path("link")).unwrap();
+    b.run(&["cp", "vol.img:/f", "link"]).ok();
+    assert_eq!(b.read("link"), b"content");
+    b.run(&["mkfs", "-q", "--size", "256M", "large.img"]).ok();
+    b.run(&["cp", "vol.img:/f", "vol.img", "large.img:/"]).ok();
+    b.run(&["fsck", "-f", "vol.img"]).ok();
+    b.run(&["cp", "large.img:/vol.img", "copy.img"]).ok();
+    assert!(b.read("copy.img") == b.read("vol.img"));
+}
+
+/// Programs of others do not become set-user-ID programs of who copies them.
+#[test]
+fn who_may_not_give_files_away_keeps_no_set_user_id() {
+    if !rustix::process::geteuid().is_root() {
+        _ = writeln!(stderr(), "SKIPPED: files of others need root");
+        return;
+    }
+    const NOBODY: u32 = 65534;
+    let b = Bench::with_volume();
+    let mode = |path: &str, mode| std::fs::set_permissions(b.path(path), PermissionsExt::from_mode(mode)).unwrap();
+    let shown = |path: &str| {
+        let m = std::fs::symlink_metadata(b.path(path)).unwrap();
+        (m.uid(), m.gid(), m.mode() & 0o7777)
+    };
+    for name in ["d/root's", "d/own"] {
+        b.write(name, "program");
+    }
+    for (path, uid, set) in [("d", 0, 0o3775), ("d/root's", 0, 0o6755), ("d/own", NOBODY, 0o6755)] {
+        chown(b.path(path), Some(uid), Some(NOBODY)).unwrap();
+        mode(path, set);
+    }
+    b.run(&["cp", "-rp", "d", "vol.img:/d"]).ok();
+    std::fs::create_dir(b.path("out")).unwrap();
+    // what is made here would have another group
+    mode("out", 0o2777);
+    mode(".", 0o755);
+    mode("vol.img", 0o644);
+    run(Command::new(env!("CARGO_BIN_EXE_braidfs"))
+        .args(["cp", "-rp", "vol.img:/d", "out/d"])
+        .current_dir(b.path("."))
+        .uid(NOBODY)
+        .gid(NOBODY))
+    .ok();
+    assert_eq!(shown("out/d"), (NOBODY, NOBODY, 0o775));
+    assert_eq!(shown("out/d/root's"), (NOBODY, NOBODY, 0o755));
+    assert_eq!(shown("out/d/own"), (NOBODY, NOBODY, 0o6755));
+    // who may does
+    b.run(&["cp", "-rp", "vol.img:/d", "again"]).ok();
+    assert_eq!(shown("again"), (0, NOBODY, 0o3775));
+    assert_eq!((shown("again/root's"), shown("again/own")), ((0, NOBODY, 0o6755), (NOBODY, NOBODY, 0o6755)));
+}
+
+/// Inodes that cannot be read are told of; the others are listed and, where their domain is sound, removed.
+#[test]
+fn an_unreadable_inode_does_not_hide_the_others() {
+    let b = Bench::with_volume();
+    for dir in 0..8 {
+        // more names than fit in the directory's inode, few inodes in a block
+        for n in 0..100 {
+            b.write(&format!("all/d{dir}/file {n} of directory {dir}"), [b'x'; 900]);
+        }
+    }
+    b.run(&["cp", "-r", "all", "vol.img:/all"]).ok();
+    let mut image = b.read("vol.img");
+    let victim = b"file 20 of directory 3";
+    for block in image.chunks_exact_mut(4096) {
+        if block.starts_with(b"BRFS") && block[8] == 8 && block.windows(victim.len()).any(|w| w == victim) {
+            block[100] ^= 1;
+        }
+    }
+    b.write("vol.img", &image);
+    let list = b.run(&["ls", "-l", "vol.img:/all/d3"]).fails(1, &["/all/d3/file 20 of directory 3"]);
+    assert_eq!(list.out.lines().count(), 100, "{list:#?}");
+    let unknown = "??????????   ?     ?     ?            ? ?                   file 20 of directory 3\n";
+    assert!(list.out.contains(unknown) && list.out.contains(" 900 "), "{list:#?}");
+    b.run(&["cp", "-r", "vol.img:/all/d3", "out"]).fails(1, &["/all/d3/file 20 of directory 3"]);
+    assert_eq!(b.read("out/file 0 of directory 3"), [b'x'; 900]);
+    let rm = b.run(&["rm", "-r", "vol.img:/all"]).fails(1, &["cannot remove vol.img:/all/d3/file 20"]);
+    // its domain takes no changes from then on, the other one does
+    assert!(rm.err.matches("cannot remove").count() > 1 && !rm.err.contains("not empty"), "{rm:#?}");
+    let left = b.run(&["ls", "vol.img:/all"]).ok().out;
+    assert!(left.contains("d3\n") && left.lines().count() < 8, "{left}");
+}
+
+#[test]
+fn json_has_any_path() {
+    let b = Bench::with_volume();
+    let name = OsStr::from_bytes(b"\xff.img");
+    std::fs::rename(b.path("vol.img"), b.path("").join(name)).unwrap();
+    for (command, more) in [("label", "data"), ("resize", "+4M")] {
+        let told = json(&b.run(&[command.as_ref(), "--json".as_ref(), name, more.as_ref()]).ok().out);
+        assert_eq!(told["place"], "\u{fffd}.img");
+    }
+}
+
+#[test]
+fn a_volume_stays_whose_summary_cannot_be_told() {
+    let b = Bench::new();
+    for json in [&[][..], &["--json"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let mut mkfs = Command::new(env!("CARGO_BIN_EXE_braidfs"));
+        mkfs.args(["mkfs", "--force", "--size", "64M", "vol.img"]).args(json).current_dir(b.path("."));
+        run(mkfs.stdout(full)).fails(1, &["writing the output"]);
+        b.run(&["fsck", "-f", "vol.img"]).ok();
+        std::fs::remove_file(b.path("vol.img")).unwrap();
+    }
 }
 
 #[test]
@@ -252,6 +381,11 @@ fn a_label_is_shown_and_changed() {
     b.run(&["label", "vol.img", "data"]).ok();
     let probed = b.run(&["probe", "vol.img"]).ok().out;
     assert!(probed.contains("LABEL=\"data\"") || probed.contains("LABEL=data"), "{probed}");
+    // a terminal obeys nothing that stands in an image
+    b.run(&["label", "vol.img", "\u{1b}[31mred"]).ok();
+    assert_eq!(b.run(&["label", "vol.img"]).ok().out, "\\u{1b}[31mred\n");
+    assert!(b.run(&["info", "vol.img"]).ok().out.contains("label \"\\u{1b}[31mred\""));
+    assert_eq!(json(&b.run(&["label", "--json", "vol.img"]).ok().out)["label"], "\u{1b}[31mred");
     b.run(&["label", "vol.img", ""]).ok();
     assert_eq!(b.run(&["label", "vol.img"]).ok().out, "\n");
     b.run(&["fsck", "-f", "-n", "vol.img"]).ok();

@@ -2,13 +2,16 @@
 //!
 //! Walks with a stack of its own; one file that fails is reported and the rest is copied. Holes stay holes. Hard links
 //! become separate files. A symlink at a destination is replaced, never written through, so that a hostile volume
-//! cannot send a copy elsewhere on the host.
+//! cannot send a copy elsewhere on the host; nor can a loop of its directories keep a copy from its end. The devices of the
+//! volumes are never written as files of the host.
 
 use crate::failure::{Failure, Outcome, host_error};
-use crate::text;
+use crate::mounted::{Identity, identities};
 use crate::tree::volume::VolumeTree;
-use crate::tree::{HostTree, Target, Tree};
+use crate::tree::{HostTree, MET_BEFORE, Target, Tree};
+use crate::{open, text};
 use braidfs_vfs::{FileKind, FileSystem, OpenHow, Stat};
+use std::collections::HashSet;
 use std::ffi::{CString, OsString};
 use std::io;
 use std::path::PathBuf;
@@ -27,7 +30,8 @@ pub struct Args {
     /// Directories and all below; symlinks are copied as symlinks
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
-    /// Keep owner, group, mode and times
+    /// Keep owner, group, mode and times; without the right to give files away, what can be, and then no set-user-ID,
+    /// set-group-ID and sticky bits
     #[arg(short, long)]
     preserve: bool,
     /// Sources, then the destination: paths of the host or DEVICE:PATH
@@ -52,32 +56,44 @@ pub fn run(args: &Args) -> Outcome {
     // Each volume is opened once, for writing only where the destination lies.
     let mut volumes = Vec::new();
     for device in devices {
-        volumes.push((device.clone(), VolumeTree::open(device, device_of(&to) == Some(device))?));
+        let tree = VolumeTree::open(device, device_of(&to) == Some(device))?;
+        let paths = open::expand(std::slice::from_ref(device));
+        let disks = paths.iter().flat_map(|path| identities(path)).collect();
+        volumes.push(Opened { device: device.clone(), disks, tree });
     }
     let failed = match volume_of(&volumes, &to) {
         Some(volume) => copy_all(&volumes, &from, volume, &to, args),
         None => copy_all(&volumes, &from, &HostTree::HERE, &to, args),
     }?;
-    for (_, volume) in volumes {
-        volume.close()?;
+    for volume in volumes {
+        volume.tree.close()?;
     }
     Ok(u8::from(failed))
 }
 
-/// The open volumes by their devices.
-type Volumes = [(PathBuf, VolumeTree)];
+/// An open volume.
+struct Opened {
+    /// As it was named.
+    device: PathBuf,
+    /// What its devices are for the host.
+    disks: Vec<Identity>,
+    tree: VolumeTree,
+}
 
-fn volume_of<'v>(volumes: &'v Volumes, target: &Target) -> Option<&'v VolumeTree> {
+fn volume_of<'v>(volumes: &'v [Opened], target: &Target) -> Option<&'v VolumeTree> {
     let device = device_of(target)?;
-    volumes.iter().find(|v| v.0 == *device).map(|v| &v.1)
+    volumes.iter().find(|v| v.device == *device).map(|v| &v.tree)
 }
 
 /// Copies all sources to `to`, which lies in `tree`; whether something failed (it has been reported).
-fn copy_all<T: Tree>(volumes: &Volumes, from: &[Target], tree: &T, to: &Target, args: &Args) -> Result<bool, Failure> {
+fn copy_all<T: Tree>(volumes: &[Opened], from: &[Target], tree: &T, to: &Target, args: &Args) -> Result<bool, Failure> {
     // It can only be read by setting it; nothing makes files meanwhile.
     let umask = rustix::process::umask(rustix::fs::Mode::empty());
     rustix::process::umask(umask);
-    let dest = Dest { tree, path: path_of(to), args, umask: umask.as_raw_mode() };
+    // Written to is one volume, where it is one at all: of a host's file that holds another one a copy can be made.
+    let written = volumes.iter().filter(|v| device_of(to) == Some(&v.device)).flat_map(|v| &v.disks).collect();
+    let disks = volumes.iter().flat_map(|v| &v.disks).collect();
+    let dest = Dest { tree, path: path_of(to), args, umask: umask.as_raw_mode(), disks, written };
     let into_dir = match stat(tree, dest.path, true) {
         Ok(found) => found.is_some_and(|s| s.kind == FileKind::Dir),
         Err(e) => return Err(Failure::at("cannot copy to", tree.show(dest.path), e)),
@@ -144,6 +160,19 @@ struct Dest<'a, T> {
     path: &'a [u8],
     args: &'a Args,
     umask: u32,
+    /// Devices of all volumes that are open: no file of the host that is one of them is written, or replaced.
+    disks: Vec<&'a Identity>,
+    /// Of the volume that is written to: no file of the host that is one of them is read.
+    written: Vec<&'a Identity>,
+}
+
+/// One walk.
+struct Walk {
+    stack: Vec<Step>,
+    /// Directories that were met, and those that were made beside them.
+    seen: HashSet<(u64, u64)>,
+    /// Source and destination lie in one tree.
+    same_tree: bool,
 }
 
 enum Step {
@@ -173,12 +202,13 @@ impl<T: Tree> Dest<'_, T> {
                 Err(e) => return report(source, path, &e),
             }
         }
-        let mut stack = vec![Step::Copy { from: path.to_vec(), to, top: true }];
-        while let Some(step) = stack.pop() {
+        let stack = vec![Step::Copy { from: path.to_vec(), to, top: true }];
+        let mut walk = Walk { stack, seen: HashSet::new(), same_tree };
+        while let Some(step) = walk.stack.pop() {
             let (from, result) = match step {
                 Step::Finish { from, to, meta } => (from, self.set_attributes(&to, &meta)),
                 Step::Copy { from, to, top } => {
-                    let result = self.one(source, &from, &to, top, same_tree, &mut stack);
+                    let result = self.one(source, &from, &to, top, &mut walk);
                     (from, result)
                 }
             };
@@ -202,27 +232,29 @@ impl<T: Tree> Dest<'_, T> {
         Ok(false)
     }
 
-    fn one(
-        &self,
-        source: &impl Tree,
-        from: &[u8],
-        to: &[u8],
-        top: bool,
-        same_tree: bool,
-        stack: &mut Vec<Step>,
-    ) -> Res<()> {
+    fn one(&self, source: &impl Tree, from: &[u8], to: &[u8], top: bool, walk: &mut Walk) -> Res<()> {
         let follow = top && !self.args.recursive;
         let meta = stat(source, from, follow)?.ok_or("no such file or directory")?;
         let (fs, here) = (self.tree.fs(), |e: String| format!("to {}: {e}", self.tree.show(to)));
         // Only a destination that the user named may be reached through a symlink.
         let mut old = stat(self.tree, to, top && meta.kind == FileKind::Dir).map_err(here)?;
         let mode = if self.args.preserve { meta.mode & 0o777 } else { meta.mode & !self.umask & 0o777 };
-        if same_tree && old.is_some_and(|o| o.id == meta.id) {
+        if walk.same_tree && old.is_some_and(|o| o.id == meta.id) {
             return Err(format!("{} is the same file", self.tree.show(to)));
+        }
+        if old.and_then(|o| self.tree.device(&o)).is_some_and(|id| self.disks.contains(&&id)) {
+            return Err(here("is a device of a volume that is open: name a path in it as DEVICE:PATH".into()));
+        }
+        // a device file is copied as such
+        if meta.kind == FileKind::File && source.device(&meta).is_some_and(|id| self.written.contains(&&id)) {
+            return Err("is the volume itself: not copied".into());
         }
         if meta.kind == FileKind::Dir {
             if !self.args.recursive {
                 return Err("is a directory: copy it with -r".into());
+            }
+            if source.has_one_name_each() && !walk.seen.insert(meta.id) {
+                return Err(MET_BEFORE.into());
             }
             match old {
                 Some(old) if old.kind == FileKind::Dir => {}
@@ -230,15 +262,19 @@ impl<T: Tree> Dest<'_, T> {
                 // Writable until it is filled.
                 None => fs.mkdir(&at(self.tree, to)?, mode | 0o700).map_err(reason).map_err(here)?,
             }
+            if walk.same_tree {
+                // a loop must not lead to what is being made
+                walk.seen.extend(stat(self.tree, to, true).map_err(here)?.map(|made| made.id));
+            }
             if self.args.preserve {
-                stack.push(Step::Finish { from: from.to_vec(), to: to.to_vec(), meta });
+                walk.stack.push(Step::Finish { from: from.to_vec(), to: to.to_vec(), meta });
             }
             for name in source.fs().list(&at(source, from)?).map_err(reason)? {
                 if name.contains(&b'/') || name.is_empty() {
                     return Err(format!("holds an impossible name {}", text::name(&name)));
                 }
                 let (from, to) = (text::join(from, &name), text::join(to, &name));
-                stack.push(Step::Copy { from, to, top: false });
+                walk.stack.push(Step::Copy { from, to, top: false });
             }
             return Ok(());
         }
@@ -253,7 +289,13 @@ impl<T: Tree> Dest<'_, T> {
             old = None;
         }
         match meta.kind {
-            FileKind::File => self.content(source, from, to, if old.is_some() { 0o600 } else { mode })?,
+            FileKind::File => {
+                let file = self.content(source, from, to, if old.is_some() { 0o600 } else { mode })?;
+                return match self.args.preserve {
+                    true => fs.set_attributes_of(&file, &meta).map_err(reason).map_err(here),
+                    false => Ok(()),
+                };
+            }
             FileKind::Symlink => {
                 let target = source.fs().read_link(&at(source, from)?).map_err(reason)?;
                 fs.symlink(&c(&target)?, &at(self.tree, to)?).map_err(reason).map_err(here)?;
@@ -267,7 +309,8 @@ impl<T: Tree> Dest<'_, T> {
         self.tree.fs().set_attributes(&at(self.tree, to)?, meta).map_err(reason)
     }
 
-    fn content(&self, source: &impl Tree, from: &[u8], to: &[u8], mode: u32) -> Res<()> {
+    /// The copy, open.
+    fn content(&self, source: &impl Tree, from: &[u8], to: &[u8], mode: u32) -> Res<<T::Fs as FileSystem>::File> {
         let here = |e: io::Error| format!("to {}: {}", self.tree.show(to), reason(e));
         let (fs, out) = (source.fs(), self.tree.fs());
         let input = fs.open(&at(source, from)?, OpenHow::READ).map_err(reason)?;
@@ -303,6 +346,7 @@ impl<T: Tree> Dest<'_, T> {
                 at += n as u64;
             }
         }
-        out.truncate(&output, at.max(size)).map_err(here)
+        out.truncate(&output, at.max(size)).map_err(here)?;
+        Ok(output)
     }
 }

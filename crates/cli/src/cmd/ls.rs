@@ -3,9 +3,11 @@
 use crate::failure::{Failure, Outcome};
 use crate::text;
 use crate::tree::volume::{Entry, VolumeTree};
-use crate::tree::{Target, Tree};
-use braidfs::FileKind;
+use crate::tree::{MET_BEFORE, Target, Tree};
+use braidfs::{Attr, FileKind};
+use std::collections::HashSet;
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::io::{BufWriter, Write};
 
 /// List directories of an unmounted volume
@@ -66,18 +68,23 @@ impl<W: Write> Lister<'_, W> {
         // As ls: a symlink that is named is followed to a directory, but `-l` shows the link.
         let attr = match self.tree.attr(path, !self.args.long || path.ends_with(b"/")) {
             Ok(attr) => attr,
-            Err(e) => return self.report(path, &e),
+            Err(e) => return self.report(path, e),
         };
         if attr.kind() != FileKind::Dir {
             self.first = false;
-            return self.entry(path, &Entry { name: path.to_vec(), attr });
+            return self.entry(path, &Entry { name: path.to_vec(), ino: attr.ino, attr: Ok(attr) });
         }
         let mut stack = vec![(path.to_vec(), attr.ino)];
+        let mut seen = HashSet::new();
         while let Some((path, ino)) = stack.pop() {
+            if !seen.insert(ino) {
+                self.report(&path, MET_BEFORE)?;
+                continue;
+            }
             let mut entries = match self.tree.entries(ino) {
                 Ok(entries) => entries,
                 Err(e) => {
-                    self.report(&path, &e)?;
+                    self.report(&path, e)?;
                     continue;
                 }
             };
@@ -92,9 +99,8 @@ impl<W: Write> Lister<'_, W> {
                 self.entry(&text::join(&path, &entry.name), entry)?;
             }
             if self.args.recursive {
-                let dirs = entries.iter().rev().filter(|e| e.attr.kind() == FileKind::Dir);
-                let below = dirs.filter(|e| e.name != b"." && e.name != b"..");
-                stack.extend(below.map(|e| (text::join(&path, &e.name), e.attr.ino)));
+                let below = entries.iter().rev().filter(|e| e.is_dir_below());
+                stack.extend(below.map(|e| (text::join(&path, &e.name), e.ino)));
             }
         }
         Ok(())
@@ -102,35 +108,46 @@ impl<W: Write> Lister<'_, W> {
 
     fn entry(&mut self, path: &[u8], entry: &Entry) -> Result<(), Failure> {
         let mut line = String::new();
-        let a = &entry.attr;
         if self.args.inode {
-            line += &format!("{:>8} ", a.ino.0);
+            line += &format!("{:>8} ", entry.ino.0);
         }
         if self.args.long {
-            let size = match a.kind() {
-                FileKind::Char | FileKind::Block => {
-                    format!("{}, {}", rustix::fs::major(a.rdev), rustix::fs::minor(a.rdev))
-                }
-                _ => a.size.to_string(),
-            };
-            let (mode, time) = (text::mode(a), text::time(a.mtime));
-            line += &format!("{mode} {:>3} {:>5} {:>5} {size:>12} {time} ", a.nlink, a.uid, a.gid);
+            line += &entry.attr.as_ref().map_or_else(|_| unknown(), columns);
         }
         line += &text::name(&entry.name);
-        if self.args.long && a.kind() == FileKind::Symlink {
-            match self.tree.volume().readlink(a.ino) {
+        match &entry.attr {
+            Ok(a) if self.args.long && a.kind() == FileKind::Symlink => match self.tree.volume().readlink(a.ino) {
                 Ok(target) => line += &format!(" -> {}", text::name(&target)),
-                Err(e) => self.report(path, &e)?,
-            }
+                Err(e) => self.report(path, e)?,
+            },
+            Ok(_) => {}
+            Err(e) => self.report(path, e)?,
         }
         writeln!(self.out, "{line}").map_err(|e| Failure::output(&e))
     }
 
     /// Goes on with the rest of the list.
-    fn report(&mut self, path: &[u8], e: &braidfs::Error) -> Result<(), Failure> {
+    fn report(&mut self, path: &[u8], e: impl Display) -> Result<(), Failure> {
         self.out.flush().map_err(|e| Failure::output(&e))?;
         eprintln!("braidfs: cannot list {}: {e}", self.tree.show(path));
         self.failed = true;
         Ok(())
     }
+}
+
+/// What `-l` shows before the name.
+fn columns(a: &Attr) -> String {
+    let size = match a.kind() {
+        FileKind::Char | FileKind::Block => {
+            format!("{}, {}", rustix::fs::major(a.rdev), rustix::fs::minor(a.rdev))
+        }
+        _ => a.size.to_string(),
+    };
+    let (mode, time) = (text::mode(a), text::time(a.mtime));
+    format!("{mode} {:>3} {:>5} {:>5} {size:>12} {time} ", a.nlink, a.uid, a.gid)
+}
+
+/// The same of an inode that cannot be read, as ls has it.
+fn unknown() -> String {
+    format!("{:?<10} {:>3} {:>5} {:>5} {:>12} {:<19} ", "", "?", "?", "?", "?", "?")
 }

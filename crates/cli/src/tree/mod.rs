@@ -5,9 +5,10 @@
 pub mod volume;
 
 use crate::failure::Failure;
+use crate::mounted::Identity;
 use crate::text;
 use braidfs_device::is_nbd_uri;
-use braidfs_vfs::{FileSystem, Kernel};
+use braidfs_vfs::{FileKind, FileSystem, Kernel, Stat};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,17 @@ pub trait Tree {
     }
     /// The path for a message.
     fn show(&self, path: &[u8]) -> String;
+    /// Which device a file can be, for what is opened as one.
+    fn device(&self, _: &Stat) -> Option<Identity> {
+        None
+    }
+    /// Whether a directory has one name, so that it is damage where a walk meets it twice: what is mounted does not count here.
+    fn has_one_name_each(&self) -> bool;
 }
+
+/// Why a walk leaves out a directory of a volume that it has met before.
+pub const MET_BEFORE: &str =
+    "a loop of directories, or one with two names: it was met before: check the volume with `braidfs fsck -fn`";
 
 /// The tree of the host, by system calls.
 pub struct HostTree(Kernel);
@@ -41,6 +52,16 @@ impl Tree for HostTree {
     }
     fn show(&self, path: &[u8]) -> String {
         text::name(path)
+    }
+    fn device(&self, meta: &Stat) -> Option<Identity> {
+        match meta.kind {
+            FileKind::File => Some(Identity::File(meta.id.0, meta.id.1)),
+            FileKind::Block => Some(Identity::Block(meta.rdev)),
+            _ => None,
+        }
+    }
+    fn has_one_name_each(&self) -> bool {
+        false
     }
 }
 

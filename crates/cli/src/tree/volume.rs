@@ -18,8 +18,17 @@ pub struct VolumeTree {
 /// One entry of a directory.
 pub struct Entry {
     pub name: Vec<u8>,
-    /// What `stat` tells of it; of `.` and `..` too.
-    pub attr: Attr,
+    /// As the entry says.
+    pub ino: InodeNo,
+    /// What `stat` tells of it; of `.` and `..` too. An inode that cannot be read does not hide the others.
+    pub attr: braidfs::Result<Attr>,
+}
+
+impl Entry {
+    /// Whether it is known to be a directory, `.` and `..` apart.
+    pub fn is_dir_below(&self) -> bool {
+        self.name != b"." && self.name != b".." && self.attr.as_ref().is_ok_and(|a| a.kind() == FileKind::Dir)
+    }
 }
 
 impl VolumeTree {
@@ -82,20 +91,16 @@ impl VolumeTree {
     /// Of the volume.
     pub fn entries(&self, dir: InodeNo) -> braidfs::Result<Vec<Entry>> {
         let mut found = Vec::new();
-        let mut dots = Vec::new();
         self.volume().readdir_plus(dir, 0, &mut |e, attr| {
-            match attr {
-                Some(attr) => found.push(Entry { name: e.name.to_vec(), attr: *attr }),
-                None => dots.push((e.name.to_vec(), e.ino)),
-            }
+            found.push((e.name.to_vec(), e.ino, attr.copied()));
             true
         })?;
-        let mut all = Vec::with_capacity(dots.len() + found.len());
-        for (name, ino) in dots {
-            all.push(Entry { name, attr: self.volume().getattr(ino)? });
-        }
-        all.append(&mut found);
-        Ok(all)
+        let entry = |(name, ino, attr): (Vec<u8>, InodeNo, Option<Attr>)| Entry {
+            attr: attr.map_or_else(|| self.volume().lookup(dir, &name), Ok),
+            name,
+            ino,
+        };
+        Ok(found.into_iter().map(entry).collect())
     }
 
     /// Opens a file by its path.
@@ -129,6 +134,9 @@ impl Tree for VolumeTree {
     }
     fn show(&self, path: &[u8]) -> String {
         format!("{}:/{}", self.device, text::name(relative(path)))
+    }
+    fn has_one_name_each(&self) -> bool {
+        true
     }
 }
 
