@@ -25,6 +25,7 @@ import fslib  # noqa: E402
 from fslib import Failed, in_child, log, paint, run  # noqa: E402
 
 SIZE = 4 << 30
+ROOM = 5 << 30
 STEP_SECONDS = 150
 FILES, BYTES = (20_000, 30_000), (500 << 20, 700 << 20)  # (at least, at most) of the copied input
 MESSAGES, MAIL_WRITERS = 2000, 4
@@ -326,7 +327,7 @@ class Work:
 def demo():
     begin = time.monotonic()
     failures = []
-    with fslib.Workspace(need_bytes=5 << 30) as space:
+    with fslib.Workspace(need_bytes=ROOM) as space:
         ours = space.braidfs("braidfs", SIZE)
         without = fslib.why_no_ext4()
         theirs = None if without else space.ext4("ext4", SIZE)
@@ -373,6 +374,8 @@ def demo():
 def main():
     fslib.log_to(fslib.ROOT / "target" / "demo.log")
     try:
+        # before the minutes that the build takes
+        fslib.demand_room(ROOM)
         fslib.build()
         return demo()
     except (Failed, OSError, subprocess.SubprocessError) as error:

@@ -309,10 +309,7 @@ class Ext4(Volume):
 
     def mount(self, *options):
         flags = [f for o in options if o in ("ro", "noatime") for f in ("-o", o)]
-        _, out = run("losetup", "--find", "--show", "--direct-io=on", self.image, ok=None)
-        device = out.strip()
-        if not device.startswith("/dev/"):
-            raise Failed(f"losetup: {device}")
+        device = attached(self.image)
         try:
             run("mount", *flags, device, self.mnt)
         finally:
@@ -325,8 +322,17 @@ class Ext4(Volume):
         run("umount", self.mnt)
         wait_for(f"{self.image} let go of", lambda: not self.loops(), 60)
 
-    def fsck(self, *_options):
-        return run("e2fsck", "-f", "-n", self.image, ok=None)
+    def fsck(self, *_options, unforced=False):
+        return run("e2fsck", *([] if unforced else ["-f"]), "-n", self.image, ok=None)
+
+
+def attached(image):
+    """A loop device that was attached to the image."""
+    _, out = run("losetup", "--find", "--show", "--direct-io=on", image, ok=None)
+    device = out.strip()
+    if not device.startswith("/dev/"):
+        raise Failed(device if device.startswith("losetup") else f"losetup: {device}")
+    return device
 
 
 # How mounts that do not say it get their requests: auto, ring or dev.
@@ -568,23 +574,39 @@ def why_no_ext4():
     for command in ("mkfs.ext4", "losetup", "mount"):
         if not have(command):
             return f"no {command}"
+    # a container may have the control device and none of the others
+    try:
+        with tempfile.NamedTemporaryFile(prefix="braidfs-", dir=base()) as image:
+            image.truncate(1 << 20)
+            quiet("losetup", "-d", attached(image.name))
+    except (Failed, OSError) as error:
+        return f"no loop device can be attached ({error})"
     return None
 
 
 # The working directory ----------------------------------------------------------------------------------------------
 
 
+def base():
+    """The directory that temporary ones are made in."""
+    return os.environ.get("BRAIDFS_TMP") or ("/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir())
+
+
+def demand_room(need_bytes):
+    """Raises `Failed` where a workspace would not have room."""
+    free = shutil.disk_usage(base()).free
+    if free < need_bytes:
+        raise Failed(
+            f"{base()}: {free >> 20} MiB free, {need_bytes >> 20} needed: set BRAIDFS_TMP to a directory with more room"
+        )
+
+
 class Workspace:
     """A temporary directory with volumes; leaving the `with` block cleans all of it away."""
 
     def __init__(self, need_bytes):
-        base = os.environ.get("BRAIDFS_TMP") or ("/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir())
-        free = shutil.disk_usage(base).free
-        if free < need_bytes:
-            raise Failed(
-                f"{base}: {free >> 20} MiB free, {need_bytes >> 20} needed: set BRAIDFS_TMP to a directory with more room"
-            )
-        self.dir = pathlib.Path(tempfile.mkdtemp(prefix="braidfs-", dir=base))
+        demand_room(need_bytes)
+        self.dir = pathlib.Path(tempfile.mkdtemp(prefix="braidfs-", dir=base()))
         self.dir.chmod(0o755)  # for the checks that act as another user
         self.volumes = []
 
@@ -635,14 +657,14 @@ def build():
     """Builds the release binary unless BRAIDFS_BIN names one."""
     if os.environ.get("BRAIDFS_SUT") == "ext4":
         return
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise Failed("/dev/fuse cannot be opened: no mount is possible here")
     if "BRAIDFS_BIN" not in os.environ:
         done = subprocess.run(["cargo", "build", "--release", "-p", "braidfs-cli"], cwd=ROOT)
         if done.returncode:
             raise Failed("cargo build failed")
     if not os.access(braidfs_binary(), os.X_OK):
         raise Failed(f"{braidfs_binary()}: no such program")
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        raise Failed("/dev/fuse cannot be opened: no mount is possible here")
 
 
 # Colours ------------------------------------------------------------------------------------------------------------
