@@ -72,8 +72,8 @@ python-unit: ## tests of the Python package that need no other package
 	$(CARGO) build -p braidfs-capi
 	$(PYTHON_UNIT)
 
-demo: deps ## real work on a braidfs beside an ext4, a killed daemon, a table (under 3 minutes)
-	@python3 scripts/demo.py
+demo: ## real work on a braidfs beside an ext4, a killed daemon, a table (under 3 minutes)
+	@scripts/deps.sh --demo && python3 scripts/demo.py
 
 bench: ## library speed beside tmpfs and ext4, device traffic, memory (as root; 2 minutes)
 	$(CARGO) run --release -p braidfs-cli -- bench speed

@@ -1,30 +1,39 @@
 #!/usr/bin/env bash
 # Checks for the commands that the build, the tests and the demo use. Missing ones are installed by apt-get when this
 # runs as root, else one line says what to install. With arguments: those Debian packages instead; --tests: those, too, that
-# only some tests need, which say that they skip without.
+# only some tests need, which say that they skip without; --demo: what the demo needs, no more.
 set -euo pipefail
 
 packages=()
 optional=()
-if [ "${1:-}" != --tests ] && [ $# -gt 0 ]; then
+if [ "${1:-}" != --tests ] && [ "${1:-}" != --demo ] && [ $# -gt 0 ]; then
     packages=("$@")
 else
     want() { command -v "$1" >/dev/null 2>&1 || packages+=("$2"); } # COMMAND PACKAGE
     # root's commands may lie outside of a user's PATH
     PATH=$PATH:/usr/sbin:/sbin
     want gcc gcc
+    # which gcc only recommends, and cannot link without
+    gcc -E -x c - <<<'#include <stdlib.h>' >/dev/null 2>&1 || packages+=(libc6-dev)
     want make make
     want git git
     want python3 python3
-    want mkfs.ext4 e2fsprogs
-    want fusermount3 fuse3
-    want losetup mount
-    want setfacl acl
-    want udevadm udev
-    want file file
-    want valgrind valgrind
-    want nbdkit nbdkit
-    [ -x /usr/bin/time ] || packages+=(time) # not the shell's
+    # only root can mount an ext4, and only others need fusermount3
+    if [ "${1:-}" != --demo ] || [ "$(id -u)" = 0 ]; then
+        want mkfs.ext4 e2fsprogs
+        want losetup mount
+    fi
+    if [ "${1:-}" != --demo ] || [ "$(id -u)" != 0 ]; then
+        want fusermount3 fuse3
+    fi
+    if [ "${1:-}" != --demo ]; then
+        want setfacl acl
+        want udevadm udev
+        want file file
+        want valgrind valgrind
+        want nbdkit nbdkit
+        [ -x /usr/bin/time ] || packages+=(time) # not the shell's
+    fi
     python3 -c 'import sqlite3' 2>/dev/null || packages+=(libpython3-stdlib)
     if [ "${1:-}" = --tests ]; then
         may() { command -v "$1" >/dev/null 2>&1 || optional+=("$2"); }
