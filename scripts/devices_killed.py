@@ -9,6 +9,7 @@ the volume is with the device or without it, as what it says of itself tells; ev
 goes on to its end, and fsck finds nothing again. Exit code 1 after a failure; the commands stand in target/device-kill.log.
 """
 
+import errno
 import json
 import sys
 import time
@@ -87,7 +88,8 @@ def one_round(pair, rng, number, synced):
         pair.mount()
         top = own.mnt / f"d{number}"
         top.mkdir()
-        writer = Writer(top)
+        # a round may fill it
+        writer = Writer(top, errno.ENOSPC)
         time.sleep(rng.uniform(0, 0.02))
     if what == "fill":
         with open(own.mnt / "filler", "wb") as out:

@@ -96,19 +96,24 @@ def wait_for(what, condition, seconds=30):
 
 
 def fork_for(work):
-    """A child that does `work(pipe)` and ends, by signals as any process; its id, and the end of the pipe to read from."""
+    """A child that does `work(pipe)` and ends, by signals as any process; its id, and the end of the pipe to read from. An
+    exception ends it with exit code 1, and stands in the log."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid:
         os.close(writer)
         return pid, reader
+    code = 1
     try:
         for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(sig, signal.SIG_DFL)
         os.close(reader)
         work(writer)
+        code = 0
+    except BaseException:  # noqa: BLE001 (the parent learns of it by the exit code)
+        log(traceback.format_exc())
     finally:
-        os._exit(0)
+        os._exit(code)
 
 
 def in_child(function, timeout, on_timeout=None):

@@ -1,6 +1,6 @@
 """Rounds in which a daemon is killed: files that were synced before, what must hold of them afterwards, and the program."""
 
-import contextlib
+import errno
 import hashlib
 import itertools
 import os
@@ -18,26 +18,58 @@ def content(name):
 
 
 class Writer:
-    """A child that writes and syncs files below `top`, a directory right below a mount point, until that gives an error."""
+    """A child that writes and syncs files below `top`, a directory right below a mount point, until that gives an error: before
+    the kill one of `allowed`, after it also what a dead server gives. It tells `s` for each file, and at the end the error."""
 
-    def __init__(self, top):
-        self.top = top
+    # files that all of them synced
+    total = 0
+
+    def __init__(self, top, *allowed):
+        self.top, self.allowed, self.told = top, allowed, b""
         self.pid, self.pipe = fslib.fork_for(self.write)
 
     def write(self, pipe):
-        with contextlib.suppress(OSError):
+        try:
             for number in itertools.count(1):
+                data = content(f"{self.top.name}/f{number}")
                 fd = os.open(f"{self.top}/f{number}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-                os.write(fd, content(f"{self.top.name}/f{number}"))
+                if os.write(fd, data) < len(data):
+                    raise OSError(errno.ENOSPC, "a short write")
                 os.fsync(fd)
                 os.close(fd)
                 os.write(pipe, b"s")
+        except OSError as error:
+            os.write(pipe, f"e{error.errno}".encode())
+
+    def judge(self, *more):
+        """What it has told by now: no error but those allowed and `more`."""
+        number = self.told.partition(b"e")[2]
+        if number and int(number) not in (*self.allowed, *more):
+            name = errno.errorcode.get(int(number), int(number))
+            raise Failed(f"a writer in {self.top.name} got {name} {'after' if more else 'before'} the kill")
+
+    def before_the_kill(self):
+        """The daemon lives: it has met no error but one that is allowed."""
+        os.set_blocking(self.pipe, False)
+        try:
+            while piece := os.read(self.pipe, 1 << 16):
+                self.told += piece
+        except BlockingIOError:
+            pass
+        os.set_blocking(self.pipe, True)
+        self.judge()
 
     def synced(self):
         """Waits for the child, whose daemon is dead; the names of the files that it synced, from the mount point on."""
-        os.waitpid(self.pid, 0)
         with os.fdopen(self.pipe, "rb") as told:
-            return {f"{self.top.name}/f{n + 1}" for n in range(len(told.read()))}
+            self.told += told.read()
+        _, status = os.waitpid(self.pid, 0)
+        if status:
+            raise Failed(f"a writer in {self.top.name} ended with {os.waitstatus_to_exitcode(status)}: the log says of what")
+        self.judge(*fslib.dead())
+        files = self.told.count(b"s")
+        Writer.total += files
+        return {f"{self.top.name}/f{n + 1}" for n in range(files)}
 
 
 class Change:
@@ -65,6 +97,8 @@ class Change:
 
     def kill_daemon(self, synced, writers):
         """kill -9 of the daemon that it asks; `synced` gets what was synced until then. Whether it had ended."""
+        for writer in writers:
+            writer.before_the_kill()
         ended = self.has_ended()
         self.own.kill9()
         self.process.wait()
@@ -130,13 +164,16 @@ def fsck(own, when, *more):
 
 
 def in_turn(count, seed, one_round):
-    """`one_round(rng, number)`, `count` times: how many left the change done. What fails says which round of which seed."""
-    rng, new = random.Random(seed), 0
+    """`one_round(rng, number)`, `count` times: how many left the change done. What fails says which round of which seed; rounds in
+    which nothing was synced have shown nothing."""
+    rng, new, before = random.Random(seed), 0, Writer.total
     for number in range(count):
         try:
             new += one_round(rng, number)
         except (Failed, OSError) as error:
             raise Failed(f"round {number} of seed {seed}: {error}") from None
+    if Writer.total == before:
+        raise Failed(f"no file was synced in {count} rounds of seed {seed}")
     return new
 
 

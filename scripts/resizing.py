@@ -10,6 +10,7 @@ end (a smaller size as far as it can be had), fsck finds nothing again. The grou
 growths. Exit code 1 after a failure; the commands stand in target/resize-kill.log.
 """
 
+import errno
 import json
 import os
 import re
@@ -58,7 +59,8 @@ def one_round(own, rng, number, synced):
     if online:
         own.mount()
         top.mkdir()
-        writer = Writer(top)
+        # what was made smaller may be full
+        writer = Writer(top, errno.ENOSPC)
         time.sleep(rng.uniform(0, 0.02))
     # on-line the answer comes within some ms, of which most are the program's start
     growing = Change(own, "resize", "--quiet", place, str(size))

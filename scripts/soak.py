@@ -267,7 +267,7 @@ def drain(workers, seconds):
 
 
 def soak_round(volume, number, rng, kept):
-    """Mounts, loads, kills or unmounts, checks. Steps done."""
+    """Mounts, loads, kills or unmounts, checks."""
     options = rng.choice([(), ("data=journal",), ("data=writeback",), ("commit=1",)])
     volume.mount(*options)
     workers, expected = [], []
@@ -281,6 +281,9 @@ def soak_round(volume, number, rng, kept):
         expected.append(Expected())
     unmount = number % 4 == 3
     data = drain(workers, rng.uniform(1.0, 5.0))
+    # an error that came before the kill is not the kill's
+    for (_, reader), e in zip(workers, expected):
+        data[reader] = feed(data[reader], e, (errno.ENOSPC,))
     if unmount:
         for pid, _ in workers:
             os.kill(pid, signal.SIGKILL)
@@ -288,7 +291,7 @@ def soak_round(volume, number, rng, kept):
         volume.kill9()
     for (pid, reader), e in zip(workers, expected):
         end = time.monotonic() + 20
-        while not os.waitpid(pid, os.WNOHANG)[0]:
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
             if time.monotonic() > end:
                 os.kill(pid, signal.SIGKILL)
             piece = os.read(reader, 1 << 16) if select.select([reader], [], [], 0.05)[0] else b""
@@ -296,8 +299,9 @@ def soak_round(volume, number, rng, kept):
         while piece := os.read(reader, 1 << 16):
             data[reader] += piece
         os.close(reader)
-        feed(data[reader], e)
-    steps = sum(len(d) for d in data.values())
+        if os.waitstatus_to_exitcode(ended[1]) > 0:
+            raise Failed("a worker failed: the log says of what")
+        feed(data[reader], e, (errno.ENOSPC,) if unmount else (errno.ENOSPC, *fslib.dead()))
     if unmount:
         volume.umount()
     else:
@@ -330,10 +334,10 @@ def soak_round(volume, number, rng, kept):
         for w in range(WORKERS):
             shutil.rmtree(volume.mnt / f"r{gone}w{w}")
     volume.umount()
-    return steps
 
 
-def feed(data, expected):
+def feed(data, expected, allowed):
+    """Takes the whole steps of `data`, and returns what is left of it. A worker's error has to be one of `allowed`."""
     at = 0
     while at + 4 <= len(data):
         size = int.from_bytes(data[at : at + 4], "little")
@@ -341,8 +345,9 @@ def feed(data, expected):
             break
         expected.take(pickle.loads(data[at + 4 : at + 4 + size]))
         at += 4 + size
-    if expected.last and expected.last[1] not in (errno.ENOSPC, *fslib.dead()):
+    if expected.last and expected.last[1] not in allowed:
         raise Failed(f"a worker: {expected.last[2]}")
+    return data[at:]
 
 
 def main():
@@ -351,7 +356,7 @@ def main():
     fslib.log_to(fslib.ROOT / "target" / "soak.log")
     print(f"soak: {seconds:.0f} s, SOAK_SEED={seed}", flush=True)
     fslib.build()
-    rng, kept, number, synced, begun = random.Random(seed), [], 0, 0, time.monotonic()
+    rng, kept, number, most, begun = random.Random(seed), [], 0, 0, time.monotonic()
     with Workspace(2 * SIZE) as space:
         volume = space.braidfs("soak", SIZE)
         volume.mkfs("--domains", "4")
@@ -367,8 +372,12 @@ def main():
                 print(f"the image: {image}")
                 return 1
             synced = sum(len(e.files) for _, es in kept for e in es)
+            most = max(most, synced)
             number += 1
             print(f"round {number}: {synced} synced files checked, {time.monotonic() - begun:.0f} s", flush=True)
+    if not most:
+        print(fslib.paint(f"FAILED: no file was synced in {number} rounds, SOAK_SEED={seed}", "red"))
+        return 1
     print(f"{number} rounds, {(number * 3 + 3) // 4} kills, no failure, SOAK_SEED={seed}")
     return 0
 

@@ -45,9 +45,12 @@ def child(begin, until):
 
 
 def ended(pid, reader):
-    os.waitpid(pid, 0)
     with os.fdopen(reader, "rb") as told:
-        done, longest = json.loads(told.read())
+        answer = told.read()
+    _, status = os.waitpid(pid, 0)
+    if status or not answer:
+        raise Failed(f"a load ended with {os.waitstatus_to_exitcode(status)}: the log says of what")
+    done, longest = json.loads(answer)
     if isinstance(done, str):
         raise Failed(done)
     return done, longest

@@ -10,6 +10,7 @@ the command had ended); every synced file is as it was; the server goes on by it
 may not, and fsck finds nothing again. Exit code 1 after a failure; the commands stand in target/tenant_set-kill.log.
 """
 
+import errno
 import json
 import shutil
 import sys
@@ -73,7 +74,8 @@ def one_round(pair, rng, number, synced):
             out.write(rng.randbytes(MIB))
     outside = own.mnt / f"d{number}"
     outside.mkdir()
-    writers = [Writer(top), Writer(outside)]
+    # only the tenant has a limit
+    writers = [Writer(top, errno.EDQUOT, errno.ENOSPC), Writer(outside)]
     time.sleep(rng.uniform(0, 0.03))
     limit = ["--space", rng.choice(("none", "80M"))] if rng.randrange(3) == 0 else []
     command = ["tenant", "set", *limit, "--devices", choice, own.mnt, NAME]

@@ -10,6 +10,7 @@ root; every synced file is as it was; the same change can be made, and fsck find
 the commands stand in target/tenant-kill.log.
 """
 
+import errno
 import json
 import shutil
 import sys
@@ -78,7 +79,8 @@ def one_round(own, rng, number, there, synced):
         # a tenant's files are written anew
         top.mkdir(exist_ok=True)
         synced -= {n for n in synced if n.startswith(f"{top.name}/")}
-        writers.append(Writer(top))
+        # only tenants have limits
+        writers.append(Writer(top, *((errno.EDQUOT, errno.ENOSPC) if top.name in there else ())))
     time.sleep(rng.uniform(0, 0.02))
     changing = Change(own, *command(own, change, name))
     time.sleep(rng.uniform(0, 0.03))
