@@ -86,6 +86,16 @@ def have(command):
     return shutil.which(command) is not None
 
 
+def linux_from(major, minor):
+    """Whether the kernel is of this version or a newer one."""
+    return linux() >= (major, minor)
+
+
+def linux():
+    """The kernel's version: its first two numbers."""
+    return tuple(int(n) for n in re.findall(r"\d+", os.uname().release)[:2])
+
+
 def wait_for(what, condition, seconds=30):
     """Polls `condition` until it holds; raises `Failed` with `what` when it does not in time."""
     end = time.monotonic() + seconds
@@ -242,8 +252,12 @@ class Volume:
             except OSError:
                 pass
 
+    def sync_commits(self):
+        """Whether syncfs(2) makes everything durable, as it is mounted."""
+        return True
+
     def settle(self):
-        """Makes everything so far durable."""
+        """Makes everything so far durable, where :meth:`sync_commits`; else the kernel has written its pages, no more."""
         run("sync", "-f", self.mnt)
 
     def cold(self):
@@ -432,7 +446,16 @@ class BraidFs(Volume):
         run("umount", self.mnt, timeout=60) if IS_ROOT else run("fusermount3", "-u", self.mnt, timeout=60)
         wait_for("end of the daemon after umount", lambda: not any(map(is_running, pids)), 60)
 
-    def fsck(self, *options):
+    def sync_commits(self):
+        """The kernel tells the server of a syncfs only on a mount of a block device, and from Linux 6.18 on
+        (docs/crash-contract.md)."""
+        entry = self.mount_entry()
+        return bool(entry) and entry[2].startswith("fuseblk") and linux_from(6, 18)
+
+    def fsck(self, *options, unforced=False):
+        """Without -f it looks at nothing of a volume that was unmounted: that has to be asked for."""
+        if "-f" not in options and not unforced:
+            raise Failed("a check without -f is none on a clean volume: name -f, or unforced=True")
         return run(self.binary, "fsck", *options, self.image, ok=None)
 
     def is_held_by(self, pid):

@@ -340,7 +340,7 @@ def held_at_the_end_of_the_mount(volume, top):
             for fd in fds:
                 os.close(fd)
             subprocess.run(["umount", "-l", volume.mnt], check=True)
-        code, text = volume.fsck("-n")
+        code, text = volume.fsck("-f", "-n")
         must(code in (0, 1, 4) and "panicked" not in text, text)
         volume.mount()
         os.rmdir(top / "e")

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 
+import fslib
 from fslib import Skipped, connection, in_child, kill_and_wait, run, stop, wait_for
 from mount_tests.common import (
     LIBC, check, daemon_only, must, refused, renameat2, root_only, same, write_synced,
@@ -216,7 +217,7 @@ def a_file_with_names_on_both_sides(volume, _top):
         (v.mnt / "a/f").write_text("0")
         os.link(v.mnt / "a/f", v.mnt / "outside")
         alone(v, point)
-        outside, prunes = v.mnt / "outside", tuple(map(int, os.uname().release.split(".")[:2])) >= (6, 18)
+        outside, prunes = v.mnt / "outside", fslib.linux_from(6, 18)
         for turn in range(10):
             if not prunes:
                 break

@@ -71,7 +71,7 @@ def label(volume, top):
             with open(volume.image, "rb") as image:
                 blocks = image.read(4096), image.seek(-4096, os.SEEK_END) and image.read(4096)
             must(all("größer 1".encode() in block for block in blocks), "not in both superblocks")
-            same(volume.fsck("-n")[0], 0, "fsck after the crash")
+            same(volume.fsck("-f", "-n")[0], 0, "fsck after the crash")
             volume.mount("ro")
             same(get_label(volume.mnt), "größer 1", "the label after a crash")
             with refused(errno.EROFS):
@@ -189,7 +189,7 @@ def idmapped(source, target):
         try:
             syscall(SYS_MOUNT_SETATTR, tree, b"", AT_EMPTY_PATH, attr, ctypes.c_size_t(len(attr)))
         except OSError as error:
-            if tuple(map(int, os.uname().release.split(".")[:2])) < (6, 12):
+            if not fslib.linux_from(6, 12):
                 raise Skipped(f"this kernel has no idmapped FUSE mounts: {error}") from None
             raise Failed(f"the mount cannot be idmapped: {error}") from None
         syscall(SYS_MOVE_MOUNT, tree, b"", -100, os.fsencode(target), 4)
