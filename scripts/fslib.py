@@ -682,7 +682,7 @@ def braidfs_binary():
 
 
 def build():
-    """Builds the release binary unless BRAIDFS_BIN names one."""
+    """Builds the release binary unless BRAIDFS_BIN names one. Says before that whether a mount is possible."""
     if os.environ.get("BRAIDFS_SUT") == "ext4":
         return
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):

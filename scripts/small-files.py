@@ -84,6 +84,8 @@ def one(space, name, also, work, turn, cpu):
     try:
         volume.mkfs()
         volume.mount()
+        if not volume.sync_commits():
+            raise fslib.Failed("syncfs does not reach a braidfs here (docs/crash-contract.md): its time would be without the commit")
         return steps(volume, work, cpu)
     finally:
         volume.force_down()

@@ -602,14 +602,14 @@ def killed_and_taken_over(volume, top):
 
 @check
 def sync_then_kill(volume, top):
-    """After syncfs and after fsync of the directory everything is there. Plain fuse does not hand on syncfs."""
+    """After syncfs and after fsync of the directory everything is there. Not every mount hands on syncfs."""
     daemon_only(volume)
-    if volume.mount_entry()[2].startswith("fuseblk"):
+    if volume.sync_commits():
         for n in range(300):
             (top / f"f{n}").write_bytes(b"by syncfs" * n)
         run("sync", "-f", top)
     else:
-        fslib.log("plain fuse: syncfs does not reach the daemon, each file is synced")
+        fslib.log("syncfs does not reach the daemon, each file is synced")
         for n in range(300):
             write_synced(top / f"f{n}", b"by syncfs" * n)
     (top / "dir").mkdir()

@@ -1,17 +1,19 @@
 """What operations cost: the requests that reach the server, counted by itself (`braidfs stats`), for each profile.
 
 The table says of each operation which requests it sends, with how many of them per operation; docs/mounted.md has the
-sums. It holds for Linux 6.18. How a mount without OPEN and OPENDIR differs is in `without_opens`.
+sums. It holds for Linux 6.18; on others the checks skip. How a mount without OPEN and OPENDIR differs is in `without_opens`.
 """
 
 import json
 import os
 import time
 
-from fslib import Failed, run
+import fslib
+from fslib import Failed, Skipped, run
 from mount_tests.common import check, daemon_only, root_only, same
 from mount_tests.helpers import small_volume
 
+KERNEL = (6, 18)
 N = 1000
 TOLERANCE = 0.05
 FOLDERS = 50
@@ -199,6 +201,8 @@ def operations(counter, top, source, options):
 def requests_of(volume, options):
     daemon_only(volume)
     root_only()
+    if fslib.linux() != KERNEL:
+        raise Skipped(f"the counts are those of Linux {'.'.join(map(str, KERNEL))}, and this is {os.uname().release}")
     source = volume.image.parent / "source"
     for n in range(N):
         folder = source / f"d{n % FOLDERS}"
