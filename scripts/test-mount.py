@@ -8,7 +8,8 @@ Only the checks whose name contains one of NAME; -l lists them, --ring has reque
 
 Each check runs in a process of its own with a time limit on one volume of several domains, which is mounted again
 (or made anew) before the next check when the check left it in another state. Prints ok, FAILED or skipped for each,
-at the end those that failed and `N passed, M failed, K skipped`; exit code 1 when one failed. Without /dev/fuse it says so and skips all.
+at the end those that failed and `N passed, M failed, K skipped`; exit code 1 when one failed, 2 when there is none of such a name.
+A server that is dead after a check, and a volume that cannot be mounted then (kept as target/mount-NAME.img), fail that check. Without /dev/fuse it says so and skips all.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import errno
 import fcntl
 import hashlib
 import importlib
+import io
 import itertools
 import json
 import mmap
@@ -39,8 +41,9 @@ import mount_tests  # noqa: E402
 import side_by_side  # noqa: E402
 from filling import fill_in_turn  # noqa: E402
 from fslib import BraidFs, Failed, Skipped, in_child, run  # noqa: E402
+from mount_tests.helpers import small_volume  # noqa: E402
 from mount_tests.common import (  # noqa: E402
-    CHECKS, NOBODY, as_nobody, check, daemon_only, handle_of, must, open_handle, refused, renameat2, root_only, same,
+    CHECK_SECONDS, CHECKS, NOBODY, as_nobody, check, daemon_only, handle_of, must, open_handle, refused, renameat2, root_only, same,
     wait_for_scrub, write_synced,
 )
 
@@ -1092,6 +1095,36 @@ while True:
     same(run(*scrub, ok=None)[0], 0, "exit code of a scrub after the bits were put right")
 
 
+@check(seconds=180)
+def what_a_check_leaves_behind_is_its_failure(volume, _top):
+    """Of this program: a server that died, a volume that is refused."""
+    daemon_only(volume)
+
+    def is_fine(_own, _top):
+        pass
+
+    def leaves_a_dead_server(own, _top):
+        own.kill9()
+
+    def leaves_no_volume(own, _top):
+        own.umount()
+        os.truncate(own.image, 0)
+
+    chosen = [is_fine, leaves_a_dead_server, leaves_no_volume, is_fine, leaves_a_dead_server]
+    for function in chosen:
+        function.seconds = 60
+    with small_volume(volume, size=256 << 20) as v:
+        v.mount()
+        with contextlib.redirect_stdout(io.StringIO()):
+            counts, failures = run_checks(v, chosen)
+    same(counts, {"ok": 2, "FAILED": 3, "skipped": 0}, f"results ({failures})")
+    dead = "leaves_a_dead_server: it left a mount that does not answer: the server has died"
+    same([f for f in failures if "no_volume" not in f], [dead, dead], "failures")
+    kept = fslib.ROOT / "target" / "mount-leaves_no_volume.img"
+    must(kept.exists() and str(kept) in failures[1], f"no image is kept: {failures[1]}")
+    kept.unlink()
+
+
 @check
 def fsck_of_a_used_volume(volume, _top):
     """Last: everything that the other checks left behind."""
@@ -1103,19 +1136,27 @@ def fsck_of_a_used_volume(volume, _top):
 # The run -----------------------------------------------------------------------------------------------------------------
 
 
-def make_ready(volume):
-    """Mounted, writable, answering: by a remount or, when that fails, on a new volume."""
-    entry = volume.mount_entry()
-    if volume.alive() and "rw" in entry[3].split(","):
-        return
+def make_ready(volume, before):
+    """Mounted, writable, answering: by a remount or, when that fails, on a new volume. What was wrong with how the check `before`
+    left it, or None: a mount whose server is dead, a volume that is refused, whose image is kept then."""
+    entry, wrong = volume.mount_entry(), None
+    if volume.alive():
+        if "rw" in entry[3].split(","):
+            return None
+    elif entry:
+        wrong = "it left a mount that does not answer: the server has died"
     volume.force_down()
     try:
         volume.mount()
     except Failed as error:
-        fslib.log(f"cannot be mounted again, made anew: {error}")
         volume.force_down()
-        volume.image.rename(volume.image.with_suffix(".broken"))
+        kept = fslib.ROOT / "target" / f"mount-{before}.img"
+        run("cp", "--sparse=always", volume.image, kept)
+        wrong = f"it left a volume that cannot be mounted ({error}): {kept}"
         fresh(volume)
+    if wrong:
+        fslib.log(f"{before}: {wrong}")
+    return wrong
 
 
 def fresh(volume):
@@ -1130,10 +1171,28 @@ def run_checks(volume, chosen):
             each.force_down()
 
     counts, failures = {"ok": 0, "FAILED": 0, "skipped": 0}, []
+
+    def show(result, text):
+        colour = {"ok": "green", "FAILED": "red", "skipped": "yellow"}[result]
+        print(f"{fslib.paint(f'{result:<8}', colour)}{text}", flush=True)
+
+    def ready(before, ended, seconds):
+        """For the next check. What was wrong afterwards is a failure of the check before, which had `ended` so."""
+        wrong = in_child(lambda: make_ready(volume, before), seconds, all_down)
+        if wrong and ended in ("ok", "skipped"):
+            counts[ended] -= 1
+            counts["FAILED"] += 1
+            failures.append(f"{before}: {wrong}")
+            show("FAILED", f"{before}: {wrong}")
+        elif wrong and ended is None:
+            raise Failed(wrong)
+
+    name, result = "nothing", None
     for function in chosen:
+        before, ended = name, result
         name, remark, start = function.__name__, "", time.monotonic()
         try:
-            in_child(lambda: make_ready(volume), function.seconds, all_down)
+            ready(before, ended, function.seconds)
 
             def body():
                 top = volume.mnt / name
@@ -1150,8 +1209,14 @@ def run_checks(volume, chosen):
             result, remark = "FAILED", f": {error}"
             failures.append(name + remark)
         counts[result] += 1
-        colour = {"ok": "green", "FAILED": "red", "skipped": "yellow"}[result]
-        print(f"{fslib.paint(f'{result:<8}', colour)}{name} ({time.monotonic() - start:.1f} s){remark}", flush=True)
+        show(result, f"{name} ({time.monotonic() - start:.1f} s){remark}")
+    if result:
+        try:
+            ready(name, result, CHECK_SECONDS)
+        except Failed as error:
+            counts["FAILED"] += 1
+            failures.append(f"after {name}: {error}")
+            show("FAILED", failures[-1])
     return counts, failures
 
 
@@ -1210,6 +1275,9 @@ def main(words):
     ring = "--ring" in words
     words = [w for w in words if w != "--ring"]
     chosen = [f for f in checks if not words or any(word in f.__name__ for word in words)]
+    if not chosen:
+        print(f"test-mount: no check has a name with {' or '.join(words)} in it, -l lists them", file=sys.stderr)
+        return 2
     log = fslib.ROOT / "target" / "test-mount.log"
     fslib.log_to(log)
     if os.environ.get("BRAIDFS_SUT") != "ext4" and not os.access("/dev/fuse", os.R_OK | os.W_OK):

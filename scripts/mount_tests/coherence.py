@@ -134,7 +134,7 @@ def write_async(kind, path, phases, end):
                 left -= 1
                 for block in range(tag, tag + step):
                     phases.complete(block, phase)
-    return phase
+    return phase - 1
 
 
 def write_blocks(kind, path, phases, end):
@@ -170,7 +170,7 @@ def write_blocks(kind, path, phases, end):
         part.release()
         for block in range(first, first + count):
             phases.complete(block, phase)
-    return phase
+    return phase - 1
 
 
 def map_whole(fd):
@@ -256,6 +256,11 @@ def run_all(functions, seconds):
             os.close(pipe)
 
 
+def all_did_something(counts):
+    """Of what :func:`run_all` returned: who wrote nothing, or read nothing, has judged nothing."""
+    must(all(int(count) > 0 for count in counts), f"writes and reads of each process: {', '.join(counts)}")
+
+
 def hammer(top, writer, readers, seconds):
     path, phases = str(top / f"{writer}-{'-'.join(readers)}"), Phases(writer in ZEROING)
     with open(path, "wb") as file:
@@ -266,8 +271,9 @@ def hammer(top, writer, readers, seconds):
     end = time.monotonic() + seconds
     write = write_async if writer in ("async", "made_direct") else write_blocks
     try:
-        run_all([lambda: write(writer, path, phases, end)]
-                + [lambda kind=kind: read_blocks(kind, path, phases, end, writer) for kind in readers], seconds)
+        all_did_something(run_all(
+            [lambda: write(writer, path, phases, end)]
+            + [lambda kind=kind: read_blocks(kind, path, phases, end, writer) for kind in readers], seconds))
     except Failed as error:
         raise Failed(f"writer {writer}, readers {', '.join(readers)}: {error}") from None
     with open(path, "rb") as file:
@@ -315,9 +321,10 @@ def direct_writes_of_several_processes(_volume, top):
                 for tag in aio.reap():
                     left -= 1
                     phases.complete(tag, phase)
+        return phase - 1
 
     readers = [lambda kind=kind: read_blocks(kind, path, phases, end, "async") for kind in ("buffered", "mapped")]
-    run_all([lambda: write(0), lambda: write(1), *readers], 3)
+    all_did_something(run_all([lambda: write(0), lambda: write(1), *readers], 3))
 
 
 @check(seconds=120)
