@@ -15,9 +15,9 @@ arch=$(dpkg --print-architecture)
 export SOURCE_DATE_EPOCH
 
 out=$target/deb root=$target/deb/root
+umask 022
 rm -rf "$root"
 mkdir -p "$root/DEBIAN"
-umask 022
 make --no-print-directory --assume-old=build install DESTDIR="$root" PREFIX=/usr SBINDIR=/usr/sbin LIBDIR=/usr/lib >/dev/null
 
 strip --strip-unneeded --remove-section=.comment --remove-section=.note "$root/usr/bin/braidfs"
@@ -33,7 +33,7 @@ install -m 644 dist/debian/lintian-overrides "$root/usr/share/lintian/overrides/
 install -m 644 dist/modprobe.d/braidfs.conf "$doc/examples/modprobe-braidfs.conf"
 fill() { sed "s|@VERSION@|$version|g; s|@ARCH@|$arch|; s|@DATE@|$(date -R -u -d "@$SOURCE_DATE_EPOCH")|; s|@SIZE@|${size:-0}|; s|@DEPENDS@|${depends:-}|" "$1"; }
 fill dist/debian/changelog.in >"$doc/changelog"
-cargo tree --locked --offline -p braidfs-cli --edges normal --prefix none --no-dedupe --format '{p} {l}' 2>/dev/null |
+cargo tree --locked --offline -p braidfs-cli --edges normal --prefix none --no-dedupe --format '{p} {l}' |
     sed 's/ (\/[^)]*)//; s/ (proc-macro)//' | sort -u >"$doc/libraries"
 [ -s "$doc/libraries" ] || { echo "deb: cargo tree told no libraries" >&2; exit 1; }
 find "$doc/changelog" "$doc/libraries" "$root/usr/share/man" -type f -exec gzip -9n {} +
