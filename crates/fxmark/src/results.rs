@@ -103,10 +103,10 @@ pub struct TargetInfo {
     pub setup: Vec<String>,
 }
 
-/// Shares of CPU time of the CPUs in use, 0 to 1.
+/// Shares of CPU time of the CPUs that workers are pinned to, 0 to 1.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct CpuSplit {
-    /// In programs, the daemon of a mount included.
+    /// In programs; of the daemon of a mount, what runs on these CPUs ([`Run::daemon`] has all of it).
     pub user: f64,
     /// In the kernel.
     pub system: f64,
