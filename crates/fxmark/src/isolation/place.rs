@@ -19,30 +19,49 @@ fn share(plan: &Plan) -> u64 {
     plan.size * 2 / 5
 }
 
-/// A cgroup of a neighbour; removed with the value.
+/// A cgroup of a neighbour. It is removed with the value, and the controllers that were turned on for it are off again.
 #[derive(Debug)]
-pub struct Cgroup(PathBuf);
+pub struct Cgroup {
+    at: PathBuf,
+    /// That of the group above.
+    control: PathBuf,
+    added: Vec<&'static str>,
+}
 
 impl Cgroup {
-    /// With so many bytes a second, each way, of this device.
-    fn limited(device: &Path, bps: u64) -> std::io::Result<Self> {
-        let root = Path::new("/sys/fs/cgroup");
-        // who has no such file runs version 1, or none
-        std::fs::write(root.join("cgroup.subtree_control"), "+io")?;
+    /// With so many bytes a second, each way, of this device; and whether that holds for what the kernel writes back later, too:
+    /// only the memory controller tells it whose pages those are.
+    fn limited(root: &Path, device: &Path, bps: u64) -> std::io::Result<(Self, bool)> {
         let at = root.join(format!("fxmark-isolation-{}", std::process::id()));
-        std::fs::create_dir(&at)?;
-        let group = Self(at);
+        let mut group = Self { at, control: root.join("cgroup.subtree_control"), added: Vec::new() };
+        group.turn_on("io")?;
+        let written_back = group.turn_on("memory").is_ok();
+        std::fs::create_dir(&group.at)?;
         let number = std::fs::metadata(device)?.rdev();
         let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
-        std::fs::write(group.0.join("io.max"), format!("{major}:{minor} rbps={bps} wbps={bps}"))?;
-        Ok(group)
+        std::fs::write(group.at.join("io.max"), format!("{major}:{minor} rbps={bps} wbps={bps}"))?;
+        Ok((group, written_back))
+    }
+
+    fn turn_on(&mut self, controller: &'static str) -> std::io::Result<()> {
+        // who has no such file runs version 1, or none
+        let on = std::fs::read_to_string(&self.control)?;
+        if !on.split_whitespace().any(|c| c == controller) {
+            std::fs::write(&self.control, format!("+{controller}"))?;
+            self.added.push(controller);
+        }
+        Ok(())
     }
 }
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
         // the process in it has ended
-        let _ = std::fs::remove_dir(&self.0);
+        let _ = std::fs::remove_dir(&self.at);
+        for controller in self.added.drain(..) {
+            // somebody else's group may have it by now
+            let _ = std::fs::write(&self.control, format!("-{controller}"));
+        }
     }
 }
 
@@ -163,9 +182,11 @@ pub fn limit_mounted(lab: &Lab, target: &Target, at: &Path, device: Option<&Path
     }
     let mut cgroup = None;
     if let (Some(bps), Some(device)) = (plan.neighbour_bps, device) {
-        match Cgroup::limited(device, bps) {
-            Ok(group) => {
-                said.push(format!("io.max of the neighbour's cgroup: rbps={bps} wbps={bps}"));
+        match Cgroup::limited(Path::new("/sys/fs/cgroup"), device, bps) {
+            Ok((group, written_back)) => {
+                let but =
+                    if written_back { "" } else { ", not of what is written back: there is no memory controller" };
+                said.push(format!("io.max of the neighbour's cgroup: rbps={bps} wbps={bps}{but}"));
                 cgroup = Some(group);
             }
             Err(e) => said.push(format!("the neighbour's rate is not limited: no cgroup with io.max: {e}")),
@@ -259,7 +280,7 @@ impl Process {
         let exe = std::env::current_exe().map_err(|e| Error::io("finding this program", e))?;
         let mut command = Command::new(exe);
         command.args(lab_args::words(before, "neighbour")).arg(dir).arg(flood.name());
-        command.args([bytes.to_string(), cpu.to_string()]).args(cgroup.map(|g| &g.0));
+        command.args([bytes.to_string(), cpu.to_string()]).args(cgroup.map(|g| &g.at));
         let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = spawned.map_err(|e| Error::io("starting the neighbour", e))?;
         let Some(out) = child.stdout.take() else { return Err(Error::Other("the neighbour has no output".into())) };
@@ -299,5 +320,27 @@ impl Drop for Process {
         // where it has ended both say so
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Stands for a hierarchy: what is written there replaces what was.
+    #[test]
+    fn what_was_turned_on_for_a_cgroup_is_turned_off_again() {
+        let root = tempfile::tempdir().expect("a directory");
+        let control = root.path().join("cgroup.subtree_control");
+        let said = || std::fs::read_to_string(&control).expect("the file");
+        let device = Path::new("/dev/null");
+        assert!(Cgroup::limited(root.path(), device, 1).is_err(), "no cgroups there");
+        std::fs::write(&control, "cpu io").expect("written");
+        let (group, written_back) = Cgroup::limited(root.path(), device, 7).expect("a group");
+        assert!(written_back && group.added == ["memory"], "{:?}", group.added);
+        assert_eq!(said(), "+memory");
+        assert_eq!(std::fs::read_to_string(group.at.join("io.max")).expect("its limit"), "1:3 rbps=7 wbps=7");
+        drop(group);
+        assert_eq!(said(), "-memory");
     }
 }
