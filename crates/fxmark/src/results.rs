@@ -176,7 +176,7 @@ pub struct Run {
     pub switches: u64,
     /// The device during the measurement; none where there is no block device.
     pub disk: Option<DiskCounters>,
-    /// The device afterwards, until everything was durable.
+    /// The device afterwards, until everything was durable; none also where syncfs(2) does not reach the file system.
     pub settle: Option<DiskCounters>,
     /// Timed phases: more than one where the test used up its files.
     pub phases: u32,

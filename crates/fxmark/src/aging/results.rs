@@ -72,7 +72,8 @@ pub struct Volume {
     pub available: u64,
     /// Parts of the run, in the order of time.
     pub slices: Vec<Slice>,
-    /// Bytes written to the device afterwards, until all was durable; none without a device of its own.
+    /// Bytes written to the device afterwards, until all was durable; none without a device of its own, or where syncfs(2)
+    /// does not reach the file system.
     pub settled: Option<u64>,
     /// Pieces of files after filling.
     pub fresh: Option<Layout>,

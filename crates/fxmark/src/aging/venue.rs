@@ -98,6 +98,8 @@ pub trait Venue {
     /// # Errors
     /// It cannot be read.
     fn layout_closed(&self, files: &[CString]) -> Result<Option<Layout>>;
+    /// Does a sync make all of it durable?
+    fn sync_commits(&self) -> bool;
     /// Bytes written to its device so far; none where it has none of its own.
     fn written(&self) -> Option<u64>;
     /// Is nothing cached after it was opened?
@@ -154,6 +156,9 @@ impl Venue for Mounted<'_> {
     #[cfg(not(feature = "braidfs"))]
     fn layout_closed(&self, _: &[CString]) -> Result<Option<Layout>> {
         Ok(None)
+    }
+    fn sync_commits(&self) -> bool {
+        self.site.as_ref().is_none_or(Site::sync_commits)
     }
     fn written(&self) -> Option<u64> {
         let device = self.site.as_ref()?.device.as_ref()?;
@@ -236,6 +241,9 @@ mod in_process {
         }
         fn layout_closed(&self, _: &[CString]) -> Result<Option<Layout>> {
             Ok(None)
+        }
+        fn sync_commits(&self) -> bool {
+            true
         }
         fn written(&self) -> Option<u64> {
             Some(self.before + self.bytes())

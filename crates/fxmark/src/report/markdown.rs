@@ -54,7 +54,8 @@ fn body(r: &Results, out: &mut String) -> std::fmt::Result {
     for test in r.tests() {
         let Some(&cores) = r.cores_of(test).first() else { continue };
         let cells = targets.iter().map(|t| {
-            let cell = r.cell(test, t, cores).filter(|c| c.runs.iter().any(|r| r.disk.is_some() && r.ops > 0));
+            let durable = |r: &crate::results::Run| r.disk.is_some() && r.settle.is_some() && r.ops > 0;
+            let cell = r.cell(test, t, cores).filter(|c| c.runs.iter().any(|r| durable(r)));
             cell.map_or_else(
                 || "-".into(),
                 |c| {

@@ -180,7 +180,11 @@ fn data(r: &Results, out: &mut String) -> std::fmt::Result {
             figure(c.mean(|r| r.switches as f64 / r.ops.max(1) as f64)),
             per(&|r| r.disk.map_or(0, |d| d.writes) as f64),
             per(&|r| r.disk.map_or(0, |d| d.written_bytes) as f64),
-            per(&|r| r.settle.map_or(0, |d| d.written_bytes) as f64),
+            if c.runs.iter().any(|r| r.settle.is_some()) {
+                per(&|r| r.settle.map_or(0, |d| d.written_bytes) as f64)
+            } else {
+                "-".into()
+            },
         ] {
             write!(out, "<td>{text}</td>")?;
         }

@@ -5,6 +5,7 @@ mod cpus;
 mod dir;
 mod fiemap;
 mod machine;
+mod mounts;
 mod pauses;
 
 pub use accounts::{
@@ -14,4 +15,5 @@ pub use cpus::{allowed, die_with_parent, parse_list, pin, private_mounts};
 pub use dir::DirStream;
 pub use fiemap::{Extent, extents};
 pub use machine::{Machine, drop_caches};
+pub use mounts::syncfs_commits;
 pub use pauses::PauseWatch;

@@ -3,7 +3,7 @@
 use super::command::{program, run};
 use super::{Media, Target};
 use crate::worker::Place;
-use crate::{Error, Result};
+use crate::{Error, Result, sys};
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -35,6 +35,12 @@ pub struct Lab {
     /// Switches for experiments of the daemon of braidfs, [`SWITCHES`]; none: as this process has them.
     pub switches: Option<String>,
 }
+
+/// What is said of a mount whose syncfs(2) does not commit.
+const NO_COMMIT: &str = "syncfs(2) does not reach this mount (FUSE without a block device, or Linux before 6.18): what it has not \
+                         committed by itself is in no figure";
+/// Once is enough.
+static SAID: std::sync::Once = std::sync::Once::new();
 
 /// The environment variable in which braidfs looks for its switches for experiments.
 pub const SWITCHES: &str = "BRAIDFS_ABLATION";
@@ -97,6 +103,10 @@ impl Lab {
                 self.format(made, &mut site)?;
                 let command = self.mount(made, &mut site)?;
                 site.setup.push(command);
+                if !site.sync_commits() {
+                    site.setup.push(NO_COMMIT.into());
+                    SAID.call_once(|| eprintln!("fxmark: {made}: {NO_COMMIT}"));
+                }
             }
         }
         Ok(site)
@@ -256,6 +266,14 @@ impl Site {
     /// The process that is the file system, where it is none of ours.
     pub fn daemon(&self) -> Option<u32> {
         self.daemon.as_ref().map(Child::id)
+    }
+
+    /// Does syncfs(2), or the library's sync, make all of it durable?
+    pub fn sync_commits(&self) -> bool {
+        match &self.place {
+            Place::Dir(at) => sys::syncfs_commits(at),
+            Place::Library(_) => true,
+        }
     }
 
     /// Unmounts it, and waits until it is closed.

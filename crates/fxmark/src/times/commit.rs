@@ -33,6 +33,15 @@ fn dirty<F: Fs>(fs: &F, bytes: u64) -> Result<f64> {
     Ok(seconds)
 }
 
+/// A mount whose server learns of no syncfs would show how long the kernel takes to hand over its pages.
+fn leave_out(job: &mut Job<'_>, label: &str) {
+    let why = format!("{label} is left out: syncfs(2) does not reach it here, so nothing would be committed.");
+    if !job.results.head.plan.notes.iter().any(|(_, note)| *note == why) {
+        eprintln!("fxmark: {why}");
+        job.note(What::Commit, why);
+    }
+}
+
 fn all<F: Fs>(job: &mut Job<'_>, fs: &F, label: &str, rep: u64) -> Result<()> {
     for bytes in job.args.dirty.clone() {
         job.check()?;
@@ -63,6 +72,7 @@ pub fn time(job: &mut Job<'_>) -> Result<()> {
             job.lab.switches = Some((*switches).into());
             let site = job.lab.make(target)?;
             match &site.place {
+                Place::Dir(_) if !site.sync_commits() => leave_out(job, label),
                 Place::Dir(at) => {
                     let fs = Kernel::at(at).map_err(|e| Error::io(format!("opening {}", at.display()), e))?;
                     all(job, &fs, label, rep)?;
