@@ -7,6 +7,9 @@
 //! where its write ended within [`WINDOW`] of the read before it (Lamport, "A fast mutual exclusion algorithm", 1987, has the
 //! idea).
 //!
+//! A record of ours that is older than one that was confirmed is a server's that has lost writes, by a snapshot for instance: nothing
+//! more is written to that.
+//!
 //! Invariants: the deadline is counted from before the write of a renewal; a lease that has ended is renewed only after the
 //! record was found to be ours, and [`SETTLE`] after the write once more; a record of somebody else ends the lease for good.
 //! Whether it has ended is decided behind each step that waits: the process may have been stopped there for any time, with
@@ -22,7 +25,7 @@ use braidfs_sync::IdleCondvar;
 use braidfs_sync::plain::Mutex;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -34,6 +37,9 @@ const SETTLE: Duration = Duration::from_secs(1);
 const TRIES: usize = 5;
 /// How often somebody else's record is looked at.
 const LOOK: Duration = Duration::from_millis(200);
+
+/// No longer lease, or timeout of a request, is believed of a record: what the URI of a device may ask for.
+const TIME_MAX: Duration = Duration::from_secs(3600);
 
 /// Leases that this process holds, by their nonces.
 static HELD_HERE: Mutex<Vec<[u8; 16]>> = Mutex::new(Vec::new());
@@ -155,12 +161,37 @@ struct Owner {
     lease: Duration,
     io_timeout: Duration,
     nonce: [u8; 16],
-    seq: AtomicU64,
+    numbers: Mutex<Numbers>,
     fence: Arc<Fence>,
     stop_renewing: AtomicBool,
     stop_winding: AtomicBool,
     lock: Mutex<()>,
     stopped: IdleCondvar,
+}
+
+/// Numbers of the writes of a record. Two may be under way at once, the renewal's on a connection that has broken and that of the
+/// device when it is back, and come in either order.
+#[derive(Debug, Default)]
+struct Numbers {
+    last: u64,
+    under_way: Vec<u64>,
+    /// The device has that one, or a later one, whatever happened: else it has lost what it had confirmed.
+    confirmed: u64,
+}
+
+impl Numbers {
+    /// A write begins: its number, and the least that the device may have once it has confirmed this one.
+    fn begin(&mut self) -> (u64, u64) {
+        self.last += 1;
+        let least = self.under_way.iter().copied().fold(self.last, u64::min);
+        self.under_way.push(self.last);
+        (self.last, least)
+    }
+
+    fn end(&mut self, number: u64, confirmed: Option<u64>) {
+        self.under_way.retain(|n| *n != number);
+        self.confirmed = self.confirmed.max(confirmed.unwrap_or(0));
+    }
 }
 
 /// The fence's way to the owner: not an `Arc`, which would keep the device for ever.
@@ -210,7 +241,7 @@ impl Holder {
         self.owner.stop(&self.owner.stop_winding, self.winding.take());
         // that thread may have set the timer by what it saw before
         self.owner.fence.wind_up();
-        OUTLIVED.lock().push((self.owner.nonce, self.owner.seq.load(SeqCst)));
+        OUTLIVED.lock().push((self.owner.nonce, self.owner.numbers.lock().last));
         HELD_HERE.lock().retain(|n| *n != self.owner.nonce);
     }
 }
@@ -233,7 +264,7 @@ impl Owner {
             lease,
             io_timeout,
             nonce,
-            seq: AtomicU64::new(0),
+            numbers: Mutex::default(),
             fence: Arc::new(Fence::new(lease / 8)),
             stop_renewing: AtomicBool::new(false),
             stop_winding: AtomicBool::new(false),
@@ -261,8 +292,10 @@ impl Owner {
         let host = hostname();
         let n = host.len().min(63);
         r.host[..n].copy_from_slice(&host.as_bytes()[..n]);
-        let seq = self.seq.fetch_add(1, SeqCst) + 1;
-        io.write_record(self.block, &r.to_block(self.volume, self.block, seq))
+        let (seq, least) = self.numbers.lock().begin();
+        let written = io.write_record(self.block, &r.to_block(self.volume, self.block, seq));
+        self.numbers.lock().end(seq, written.is_ok().then_some(least));
+        written
     }
 
     fn remote(&self) -> Result<&dyn Remote> {
@@ -312,7 +345,7 @@ impl Owner {
             if self.outlived(&found) {
                 return Ok(());
             }
-            let io_timeout = Duration::from_millis(found.io_ms.get().into());
+            let io_timeout = io_timeout_of(&found);
             let wait = match whereabouts(&found) {
                 Whereabouts::Alive => return Err(held(&*self.device, &found)),
                 // it submits nothing any more; what it had in flight is waited for
@@ -371,17 +404,24 @@ impl Owner {
     }
 
     /// # Errors
-    /// Somebody else has the volume, or it is another one: for good.
+    /// Somebody else has the volume, it is another one, or as it was before: for good.
     fn check_ours(&self, io: &mut dyn RecordIo) -> io::Result<()> {
+        let confirmed = self.numbers.lock().confirmed;
         let found = self.read(io).map_err(|e| match e {
             Error::Io(e) => e,
             e => io::Error::other(e.to_string()),
         })?;
-        if found.as_ref().is_some_and(|r| r.nonce == self.nonce) {
-            return Ok(());
-        }
-        let who = found.map_or("nobody knows whom (the record is gone)".into(), |r| holder(&r));
-        let why = format!("{}: the lease was lost to {who}: nothing more is written", self.device.name());
+        let name = self.device.name();
+        let why = match found {
+            Some(r) if r.nonce == self.nonce && r.header.seq.get() >= confirmed => return Ok(()),
+            Some(r) if r.nonce == self.nonce => format!(
+                "{name}: the server has lost writes that it had confirmed (its disk is as it was {} renewals of the lease ago): \
+                 nothing more is written; unmount, and run fsck",
+                confirmed - r.header.seq.get()
+            ),
+            Some(r) => format!("{name}: the lease was lost to {}: nothing more is written", holder(&r)),
+            None => format!("{name}: the lease was lost (its record is gone): nothing more is written"),
+        };
         tracing::error!("{why}");
         self.fence.lose(why);
         self.fence.check_lost()
@@ -482,7 +522,11 @@ pub fn seems_held(devices: &[Arc<dyn Device>]) -> bool {
 }
 
 fn lease_of(r: &OwnerRecord) -> Duration {
-    Duration::from_millis(r.lease_ms.get().into())
+    Duration::from_millis(r.lease_ms.get().into()).min(TIME_MAX)
+}
+
+fn io_timeout_of(r: &OwnerRecord) -> Duration {
+    Duration::from_millis(r.io_ms.get().into()).min(TIME_MAX)
 }
 
 /// Who it is, for a message.
@@ -492,14 +536,14 @@ fn holder(r: &OwnerRecord) -> String {
 
 fn held(device: &dyn Device, r: &OwnerRecord) -> Error {
     let ago = (now() - r.renewed.get()).max(0);
-    let wait = u64::from(r.lease_ms.get()) + u64::from(r.io_ms.get());
+    let wait = lease_of(r) + io_timeout_of(r);
     Error::Held(format!(
         "{}: is in use by {}, which renewed its lease {ago} s ago, for {} s: unmount it there; where that machine is gone it \
          can be had {} s after the last renewal",
         device.name(),
         holder(r),
-        r.lease_ms.get() / 1000,
-        wait.div_ceil(1000)
+        lease_of(r).as_secs(),
+        wait.as_millis().div_ceil(1000)
     ))
 }
 

@@ -171,3 +171,52 @@ fn a_slow_write_of_a_lease_that_has_ended_loses_it() {
     assert!(owner.renew(&mut Io(&device)).is_err());
     assert!(owner.fence.lost().is_some() && !owner.fence.is_open());
 }
+
+/// The server's disk is a snapshot of some renewals ago, with a record of ours.
+#[test]
+fn a_disk_from_before_a_confirmed_renewal_loses_the_lease() {
+    let device = Elsewhere::new(IO_TIMEOUT);
+    let owner = holder(&device, LEASE);
+    let mut before = vec![0; BLOCK_BYTES];
+    device.read(BLOCK, &mut before).unwrap();
+    owner.renew(&mut Io(&device)).unwrap();
+    owner.renew(&mut Io(&device)).unwrap();
+    device.write(BLOCK, &before).unwrap();
+    let e = owner.renew(&mut Io(&device)).unwrap_err();
+    assert_eq!(e.kind(), io::ErrorKind::PermissionDenied, "{e}");
+    assert!(e.to_string().contains("2 renewals of the lease ago"), "{e}");
+    assert!(owner.fence.lost().is_some() && !owner.fence.is_open());
+    let mut now = vec![0; BLOCK_BYTES];
+    device.read(BLOCK, &mut now).unwrap();
+    assert_eq!(now, before, "nothing was written to it");
+}
+
+/// Of writes that were under way together any may be the one that the device has in the end.
+#[test]
+fn writes_that_come_in_another_order_are_no_loss() {
+    let mut n = Numbers::default();
+    let (first, least) = n.begin();
+    n.end(first, Some(least));
+    let (slow, least_slow) = n.begin();
+    let (quick, least_quick) = n.begin();
+    n.end(quick, Some(least_quick));
+    assert_eq!(n.confirmed, slow, "the slow one may have come behind it");
+    n.end(slow, Some(least_slow));
+    assert_eq!(n.confirmed, slow);
+    let (failed, _) = n.begin();
+    n.end(failed, None);
+    assert_eq!(n.confirmed, slow);
+    let (last, least) = n.begin();
+    n.end(last, Some(least));
+    assert_eq!((n.confirmed, n.under_way.len()), (last, 0));
+}
+
+/// A mount does not wait for days where the record says so.
+#[test]
+fn no_longer_time_is_believed_than_a_uri_may_ask_for() {
+    let mut r = OwnerRecord::empty();
+    (r.lease_ms, r.io_ms) = (u32::MAX.into(), u32::MAX.into());
+    assert_eq!((lease_of(&r), io_timeout_of(&r)), (TIME_MAX, TIME_MAX));
+    r.lease_ms = 700.into();
+    assert_eq!(lease_of(&r), Duration::from_millis(700));
+}
