@@ -166,14 +166,11 @@ impl Fs {
     }
 
     /// Ends it as a crash would: nothing more is written, and the next open recovers what was durable. For a process that
-    /// has found its memory to be wrong. Files that are still open answer errors.
-    pub fn abandon(mut self) {
-        for r in self.references.drain(..) {
-            if let Some(shared) = Arc::into_inner(r).map(CachePadded::into_inner).and_then(Arc::into_inner) {
-                shared.volume.crash();
-                return;
-            }
-        }
+    /// has found its memory to be wrong. Files that are still open can be read; what would change something, or sync it, is an
+    /// error. The devices are in use until the last of them, of listings and of what is [pinned](crate::Pinned) is dropped.
+    pub fn abandon(self) {
+        // handles have the volume, too, and the last of them closes it
+        self.volume().kill();
     }
 
     /// Files and listings that are open, and what is [pinned](crate::Pinned).

@@ -236,6 +236,29 @@ fn an_abandoned_volume_has_what_was_synced() {
     fs.close().unwrap();
 }
 
+/// Also where files are open: neither its threads nor the end of the last handle write anything.
+#[test]
+fn an_abandoned_volume_with_open_files_writes_nothing_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("vol.img");
+    Fs::format(&image, 16 << 20, &Default::default()).unwrap();
+    let fs = Fs::open(&[&image], &Options::parse("commit=1").unwrap()).unwrap();
+    let mut file = fs.create("synced").unwrap();
+    file.write_all(b"1").unwrap();
+    file.sync_all().unwrap();
+    let listing = fs.read_dir("/").unwrap();
+    fs.write("late", b"2").unwrap();
+    fs.abandon();
+    let before = std::fs::read(&image).unwrap();
+    assert!(file.sync_all().is_err() && file.write_all(b"3").is_err());
+    std::thread::sleep(Duration::from_millis(1500));
+    drop((file, listing));
+    assert!(std::fs::read(&image).unwrap() == before, "something was written");
+    let fs = Fs::open(&[&image], &Options::default()).unwrap();
+    assert_eq!((fs.read("synced").unwrap().as_slice(), fs.exists("late").unwrap()), (&b"1"[..], false));
+    fs.close().unwrap();
+}
+
 #[test]
 fn options_are_text() {
     for bad in [

@@ -44,3 +44,22 @@ fn pages_stay_after_the_volume_was_dropped() {
     fs.abandon();
     assert_eq!(pinned.to_vec(), [7; 10_000]);
 }
+
+/// The last who has the volume are the pages: closing it with them writes nothing, either.
+#[test]
+fn an_abandoned_volume_with_pages_in_use_writes_nothing_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("vol.img");
+    Fs::format(&image, 16 << 20, &Default::default()).unwrap();
+    let fs = Fs::open(&[&image], &Options::parse("commit=3600").unwrap()).unwrap();
+    fs.write("f", vec![7; 10_000]).unwrap();
+    fs.sync().unwrap();
+    let pinned = fs.open_read("f").unwrap().read_pinned(0, 10_000).unwrap();
+    fs.write("late", b"2").unwrap();
+    fs.abandon();
+    assert_eq!(pinned.to_vec(), [7; 10_000]);
+    drop(pinned);
+    let fs = Fs::open(&[&image], &Options::default()).unwrap();
+    assert_eq!((fs.read("f").unwrap(), fs.exists("late").unwrap()), (vec![7; 10_000], false));
+    fs.close().unwrap();
+}

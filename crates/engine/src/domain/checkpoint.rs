@@ -228,9 +228,7 @@ impl Domain {
     /// Changes the domain header; its number. A flush of the volume's first device must follow, and then
     /// [`Self::note_header_durable`].
     pub(crate) fn change_header(&self, change: impl FnOnce(&mut DomainHeader)) -> Result<u64> {
-        if self.shared.dead.load(Ordering::Relaxed) {
-            return Err(Error::Io(std::io::Error::other("the volume was killed")));
-        }
+        self.shared.check_alive()?;
         let mut h = self.header.lock();
         let mut new = h.header;
         change(&mut new);

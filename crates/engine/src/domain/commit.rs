@@ -378,9 +378,7 @@ impl Domain {
         blocks: &[(BlockAddr, Vec<u8>)],
         write: impl FnOnce(&Store, &[(BlockAddr, Vec<&[u8]>)]) -> braidfs_store::Result<()>,
     ) -> Result<()> {
-        if self.shared.dead.load(Ordering::Relaxed) {
-            return Err(Error::Io(std::io::Error::other("the volume was killed")));
-        }
+        self.shared.check_alive()?;
         blocks.iter().for_each(|(_, b)| self.budget.charge_run(Way::Write, b.len()));
         let ops: Vec<_> = blocks.iter().map(|(a, b)| (*a, vec![b.as_slice()])).collect();
         Ok(write(&self.store, &ops)?)

@@ -494,11 +494,11 @@ impl Domain {
 
 impl Domain {
     /// # Errors
-    /// Where the domain failed.
+    /// Where the domain failed, or the volume was killed.
     pub fn check_failed(&self) -> Result<()> {
         match self.failed.get() {
             Some(why) => Err(Error::DomainFailed { domain: self.id, why: why.clone() }),
-            None => Ok(()),
+            None => self.shared.check_alive(),
         }
     }
     /// Transactions of other domains that shared operations with this one's transactions since the last checkpoint, the

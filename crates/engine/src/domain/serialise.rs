@@ -392,9 +392,7 @@ impl Domain {
     }
 
     pub(super) fn write_now(&self, ops: &[(BlockAddr, Vec<&[u8]>)], write: WriteBatch) -> Result<()> {
-        if self.shared.dead.load(Ordering::Relaxed) {
-            return Err(Error::Io(std::io::Error::other("the volume was killed")));
-        }
+        self.shared.check_alive()?;
         Ok(write(&self.store, ops)?)
     }
 

@@ -7,6 +7,7 @@ use crate::budget::Budget;
 use crate::cell::dir::OpenBucket;
 use crate::cell::{DirBody, State};
 use crate::device_set::DeviceSet;
+use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
 use crate::quota::Quotas;
 use crate::runtime_options::RuntimeOptions;
@@ -52,7 +53,7 @@ pub struct Shared {
     pub unclaimed: AtomicU64,
     /// Those of each device.
     pub unclaimed_of: [AtomicU64; MAX_DEVICES],
-    /// The volume stops without writing another block (`Volume::crash`).
+    /// The volume stops without writing another block (`Volume::kill`).
     pub dead: AtomicBool,
     /// A forced read-only volume.
     pub read_only: AtomicBool,
@@ -76,6 +77,16 @@ pub struct Shared {
 }
 
 impl Shared {
+    /// # Errors
+    /// The volume was killed: nothing more is written, and nothing becomes durable.
+    #[inline]
+    pub fn check_alive(&self) -> Result<()> {
+        match self.dead.load(Ordering::Relaxed) {
+            true => Err(Error::Io(std::io::Error::other("the volume was killed: close it and open it again"))),
+            false => Ok(()),
+        }
+    }
+
     /// At the mount, where recovery has not begun.
     pub fn new(options: MountOptions, sb: &SuperBlock) -> Self {
         Self {

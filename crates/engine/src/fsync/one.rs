@@ -145,6 +145,7 @@ impl MountedVolume {
     }
 
     pub(crate) fn sync(&self) -> Result<()> {
+        self.shared.check_alive()?;
         if self.read_only() {
             return Ok(());
         }

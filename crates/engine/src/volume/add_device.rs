@@ -14,7 +14,6 @@ use braidfs_device::Device;
 use braidfs_format::super_block::{DeviceEntry, MAX_DEVICES, SuperBlock};
 use braidfs_store::super_io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// Space that came, or went, with a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,9 +65,7 @@ impl Volume {
             if self.read_only() {
                 return Err(Error::ReadOnly);
             }
-            if i.shared.dead.load(Ordering::Relaxed) {
-                return Err(Error::Io(std::io::Error::other("the volume was killed")));
-            }
+            i.shared.check_alive()?;
             Ok(())
         };
         may()?;

@@ -62,9 +62,7 @@ impl MountedVolume {
         if self.shared.read_only.load(Ordering::Relaxed) || self.shared.closing.load(Ordering::Relaxed) {
             return Err(Error::ReadOnly);
         }
-        if self.shared.dead.load(Ordering::Relaxed) {
-            return Err(Error::Io(std::io::Error::other("the volume was killed")));
-        }
+        self.shared.check_alive()?;
         let number = self.domains.len();
         if number >= self.domains.room() {
             return Err(Error::Busy(format!("the volume has {number} domains: its tables have room for no more")));

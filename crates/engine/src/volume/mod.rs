@@ -84,14 +84,21 @@ pub(crate) use open_file::VolumeRef;
 /// ```
 pub struct Volume {
     pub(crate) mounted: Option<Arc<MountedVolume>>,
-    /// The threads that work by themselves. Locked for as long as the volume changes between writable and read-only.
-    background: Mutex<Option<background::Background>, rank::Background>,
+    /// Locked for as long as the volume changes between writable and read-only.
+    running: Mutex<Running, rank::Background>,
     /// Of a volume that was mounted read-only: what its recovery wrote.
     overlays: Overlays,
-    /// On devices that other machines reach, too. Given back when all is written.
-    lease: Option<Lease>,
     /// What handles hold of the volume. Threads take different ones, so that they do not share a reference count.
     references: Box<[Arc<VolumeRef>]>,
+}
+
+/// What runs beside the operations, until the volume is closed or killed.
+#[derive(Default)]
+struct Running {
+    /// The threads that work by themselves.
+    background: Option<background::Background>,
+    /// On devices that other machines reach, too. Given back when all is written.
+    lease: Option<Lease>,
 }
 
 /// References to the volume that threads share out among them.
@@ -111,7 +118,7 @@ impl Volume {
 
     pub(crate) fn new(mounted: Arc<MountedVolume>, overlays: Overlays, lease: Option<Lease>) -> Self {
         let references = (0..REFERENCES).map(|_| Arc::new(CachePadded::new(mounted.clone()))).collect();
-        Self { mounted: Some(mounted), background: Mutex::new(None), overlays, lease, references }
+        Self { mounted: Some(mounted), running: Mutex::new(Running { background: None, lease }), overlays, references }
     }
 
     /// A reference for a handle.
@@ -123,19 +130,24 @@ impl Volume {
     /// if they are unlinked; their handles answer errors. (Dropping a `Volume` does the same, without telling of errors.)
     ///
     /// # Errors
-    /// Of a device; domains without an error are clean all the same.
+    /// Of a device; domains without an error are clean all the same. After [`Self::kill`].
     pub fn unmount(mut self) -> Result<()> {
         self.close()
     }
 
     fn close(&mut self) -> Result<()> {
         // its threads end before the last commit
-        drop(self.background.lock().take());
+        let Running { background, lease } = std::mem::take(&mut *self.running.lock());
+        drop(background);
         let Some(mounted) = self.mounted.take() else { return Ok(()) };
         mounted.pool.write().take();
-        let r = if mounted.shared.read_only.load(Ordering::Relaxed) { Ok(()) } else { mounted.close() };
+        let r = match mounted.shared.read_only.load(Ordering::Relaxed) {
+            // of one that was killed nothing is durable that was not so before
+            true => mounted.shared.check_alive(),
+            false => mounted.close(),
+        };
         mounted.shared.read_only.store(true, Ordering::Relaxed);
-        drop(self.lease.take());
+        drop(lease);
         r
     }
 
@@ -145,7 +157,7 @@ impl Volume {
     /// # Errors
     /// Of the system.
     pub fn kill_when_stopped(&self) -> Result<()> {
-        self.lease.as_ref().map_or(Ok(()), |l| Ok(l.kill_when_stopped()?))
+        self.running.lock().lease.as_ref().map_or(Ok(()), |l| Ok(l.kill_when_stopped()?))
     }
 
     /// How many names were changed beside others, in directories locked for reading. Counted with
@@ -154,17 +166,24 @@ impl Volume {
         self.mounted().shared.changed_beside.load(Ordering::Relaxed)
     }
 
-    /// Stops at once without writing anything: what a crash does. For tests.
-    pub fn crash(mut self) {
-        if let Some(i) = &self.mounted {
-            i.shared.dead.store(true, Ordering::SeqCst);
-        }
-        drop(self.background.lock().take());
-        self.lease.take().into_iter().for_each(Lease::abandon);
-        if let Some(i) = self.mounted.take() {
-            i.pool.write().take();
-            i.shared.read_only.store(true, Ordering::Relaxed);
-        }
+    /// [`Self::kill`], and closes it. For tests.
+    pub fn crash(self) {
+        self.kill();
+    }
+
+    /// Stops at once without writing anything more, as a crash does, also where files are open: what would change something, or
+    /// make it durable, is an error from then on, and closing the volume writes nothing. The next mount recovers what was
+    /// durable. For a process that has found its memory to be wrong.
+    pub fn kill(&self) {
+        let mounted = self.mounted();
+        // before its threads end, which would write what they have begun
+        mounted.shared.dead.store(true, Ordering::SeqCst);
+        let mut running = self.running.lock();
+        drop(running.background.take());
+        mounted.shared.read_only.store(true, Ordering::SeqCst);
+        running.lease.take().into_iter().for_each(Lease::abandon);
+        drop(running);
+        mounted.pool.write().take();
     }
 
     /// The superblock as it is now, but for what [`Self::label`] and [`Self::guarded`] tell.
@@ -224,7 +243,10 @@ impl Volume {
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        if let Err(e) = self.close() {
+        let killed = self.mounted.as_ref().is_some_and(|m| m.shared.dead.load(Ordering::Relaxed));
+        if let Err(e) = self.close()
+            && !killed
+        {
             tracing::error!("closing the volume: {e}");
         }
     }

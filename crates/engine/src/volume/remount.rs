@@ -62,19 +62,19 @@ impl Volume {
     pub(super) fn start_background(&self) -> Result<()> {
         let mounted = self.mounted();
         if mounted.shared.options.background {
-            *self.background.lock() = Some(Background::start(Arc::clone(mounted))?);
+            self.running.lock().background = Some(Background::start(Arc::clone(mounted))?);
         }
         Ok(())
     }
 
     fn to_read_only(&self) -> Result<()> {
         let mounted = self.mounted();
-        let mut background = self.background.lock();
+        let mut running = self.running.lock();
         if self.read_only() {
             return Ok(());
         }
         // joins them
-        *background = None;
+        running.background = None;
         let result = mounted.retire();
         tracing::info!(ok = result.is_ok(), "the volume is read-only");
         result
@@ -82,7 +82,7 @@ impl Volume {
 
     fn to_writable(&self) -> Result<()> {
         let mounted = self.mounted();
-        let mut background = self.background.lock();
+        let mut running = self.running.lock();
         if !self.read_only() {
             return Ok(());
         }
@@ -107,7 +107,7 @@ impl Volume {
         mounted.shared.closing.store(false, Ordering::SeqCst);
         mounted.shared.read_only.store(false, Ordering::SeqCst);
         if mounted.shared.options.background {
-            *background = Some(Background::start(Arc::clone(mounted))?);
+            running.background = Some(Background::start(Arc::clone(mounted))?);
         }
         tracing::info!("the volume is writable");
         Ok(())

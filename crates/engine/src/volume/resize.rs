@@ -14,7 +14,6 @@ use braidfs_format::bat::ENTRIES_PER_BLOCK;
 use braidfs_format::super_block::SuperBlock;
 use braidfs_store::super_io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// Of superblocks: mkfs writes 1.
 pub(super) const SEQ: u64 = 2;
@@ -54,9 +53,7 @@ impl Volume {
         if self.read_only() {
             return Err(Error::ReadOnly);
         }
-        if i.shared.dead.load(Ordering::Relaxed) {
-            return Err(Error::Io(std::io::Error::other("the volume was killed")));
-        }
+        i.shared.check_alive()?;
         // no group is claimed, given back or trimmed meanwhile
         let mut bat = i.bat.lock();
         if self.read_only() {

@@ -91,9 +91,7 @@ impl MountedVolume {
     /// # Errors
     /// Of the device.
     pub(crate) fn claim_beyond_limit(&self, d: &Arc<Domain>) -> Result<bool> {
-        if self.shared.dead.load(Ordering::Relaxed) {
-            return Err(Error::Io(std::io::Error::other("the volume was killed")));
-        }
+        self.shared.check_alive()?;
         let before = d.space.groups().len();
         let mut bat = self.bat.lock();
         if d.space.groups().len() > before {

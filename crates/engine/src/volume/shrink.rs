@@ -99,9 +99,7 @@ impl MountedVolume {
     fn end_here(&self, old: &SuperBlock, mut sb: SuperBlock) -> Result<()> {
         let last = old.device_table().len() - 1;
         let leaves = sb.devices < old.devices;
-        if self.shared.dead.load(Ordering::Relaxed) {
-            return Err(Error::Io(std::io::Error::other("the volume was killed")));
-        }
+        self.shared.check_alive()?;
         let mut bat = self.bat.lock();
         if self.shared.read_only.load(Ordering::SeqCst) {
             return Err(Error::ReadOnly); // a remount was faster

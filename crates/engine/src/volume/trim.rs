@@ -7,7 +7,7 @@ use crate::types::*;
 use braidfs_device::{BLOCK_BYTES, Device};
 use braidfs_format::geometry::SEGMENT_BLOCKS;
 use std::ops::Range;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 
 /// Bytes of a block.
 const BLOCK: u64 = 4096;
@@ -43,9 +43,7 @@ impl MountedVolume {
     }
 
     fn check_alive(&self) -> Result<()> {
-        if self.shared.dead.load(Relaxed) {
-            return Err(Error::Io(std::io::Error::other("the volume was killed")));
-        }
+        self.shared.check_alive()?;
         Ok(())
     }
 
