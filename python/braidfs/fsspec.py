@@ -17,6 +17,7 @@ import secrets
 import stat as modes
 import threading
 import weakref
+from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any, Optional, Union
 
@@ -54,15 +55,23 @@ class _InTransaction(io.BufferedWriter):
         self._of, self._temporary, self._path, self._exclusive = raw.volume, temporary, path, exclusive
 
     def commit(self) -> None:
-        self.close()
-        if self._exclusive:
-            self._of.rename_noreplace(self._temporary, self._path)
-        else:
-            self._of.replace(self._temporary, self._path)
+        try:
+            self.close()
+            if self._exclusive:
+                self._of.rename_noreplace(self._temporary, self._path)
+            else:
+                self._of.replace(self._temporary, self._path)
+        except BaseException:
+            self.discard()
+            raise
 
     def discard(self) -> None:
-        self.close()
-        self._of.remove(self._temporary)
+        # nothing that goes wrong here may keep the transaction from its end
+        with suppress(OSError):
+            # not by the buffer, which would write what it holds first: again an error where no space is left
+            self.raw.close()
+        with suppress(OSError):
+            self._of.remove(self._temporary)
 
 
 class BraidFileSystem(AbstractFileSystem):  # type: ignore[misc] # fsspec has no types

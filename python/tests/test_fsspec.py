@@ -1,6 +1,7 @@
 """The fsspec file system: its own calls, fsspec's abstract tests, and Parquet by pandas and pyarrow (`make python`)."""
 
 import datetime
+import errno
 import os
 import pickle
 
@@ -146,6 +147,26 @@ def test_a_transaction_is_all_or_nothing(fs):
         raise RuntimeError
     assert fs.cat("/tx/old") == b"new"
     assert sorted(fs.ls("/tx", detail=False)) == ["/tx/old", "/tx/other"]
+
+
+def test_a_transaction_without_room_is_taken_back():
+    with braidfs.Volume.in_memory(64 << 20) as volume:
+        fs = BraidFileSystem(volume)
+        with pytest.raises(OSError) as caught, fs.transaction:
+            file = fs.open("/big", "wb")
+            while True:
+                # what the buffer holds then cannot be written by a close, either
+                file.write(bytes(100_000))
+        assert caught.value.errno == errno.ENOSPC
+        assert fs.ls("/", detail=False) == []
+        fs.pipe("/f", b"1")
+        assert fs.cat("/f") == b"1"
+        with pytest.raises(FileExistsError), fs.transaction:
+            with fs.open("/new", "xb") as file:
+                file.write(b"2")
+            volume.write_bytes("new", b"3")
+        assert sorted(fs.ls("/", detail=False)) == ["/f", "/new"]
+        assert fs.cat("/new") == b"3"
 
 
 def test_parquet_by_pandas(image):
