@@ -528,7 +528,8 @@ impl Device for FileDevice {
         }
         let bytes = blocks.checked_mul(BLOCK_BYTES as u64).ok_or(io::ErrorKind::FileTooLarge)?;
         self.file.set_len(bytes)?;
-        self.file.sync_all()?;
+        // the kernel tells of a write that it lost once, perhaps here: no later flush can be trusted then
+        self.file.sync_all().inspect_err(|e| self.gate.fail(e))?;
         self.grown().map(drop)
     }
 
