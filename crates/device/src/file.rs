@@ -48,15 +48,18 @@ pub struct OpenHow {
     pub direct: bool,
 }
 
+/// Who was opened for reading has it back from the writer that was made of it.
+pub(crate) type RangeSlot = Arc<Mutex<Option<RangeLock>, rank::DeviceRange>>;
+
 /// An image file or a block device.
 pub struct FileDevice {
     path: PathBuf,
     file: File,
     claim: Mutex<Claim, rank::DeviceClaim>,
     /// On the bytes, by whatever other name they have.
-    range: Mutex<Option<RangeLock>, rank::DeviceRange>,
+    range: RangeSlot,
     /// The lock, where it is not that of `file`.
-    _lock: Option<open::UpgradedLock>,
+    upgraded: Option<open::UpgradedLock>,
     blocks: AtomicU64,
     write: bool,
     direct: bool,
@@ -115,8 +118,8 @@ impl FileDevice {
             path: path.to_path_buf(),
             file: opened.file,
             claim: Mutex::new(opened.claim.map_or(Claim::None, Claim::Held)),
-            range: Mutex::new(opened.range),
-            _lock: None,
+            range: Arc::new(Mutex::new(opened.range)),
+            upgraded: None,
             blocks: AtomicU64::new(opened.bytes / BLOCK_BYTES as u64),
             write: how.write,
             direct,
@@ -160,8 +163,8 @@ impl FileDevice {
             path: path.to_path_buf(),
             file,
             claim: Mutex::new(Claim::None),
-            range: Mutex::new(range),
-            _lock: None,
+            range: Arc::new(Mutex::new(range)),
+            upgraded: None,
             blocks: AtomicU64::new(bytes / BLOCK_BYTES as u64),
             write: true,
             direct: false,
@@ -246,7 +249,8 @@ impl FileDevice {
     /// Opens the same file or device again, for writing, and turns the lock of this one into a writer's.
     fn reopen(&self) -> io::Result<FileDevice> {
         let busy = || io::Error::from_raw_os_error(libc::EBUSY);
-        let lock = open::UpgradedLock::take(&self.file, &self.path, self.is_block_device).map_err(|_| busy())?;
+        let lock =
+            open::UpgradedLock::take(&self.file, &self.path, self.is_block_device, &self.range).map_err(|_| busy())?;
         // not by the path, which may name another file by now
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         let file = OpenOptions::new().read(true).write(true).open(&path)?;
@@ -267,8 +271,8 @@ impl FileDevice {
             path: self.path.clone(),
             file,
             claim: Mutex::new(claim),
-            range: Mutex::new(new),
-            _lock: Some(lock),
+            range: Arc::new(Mutex::new(new)),
+            upgraded: Some(lock),
             blocks: AtomicU64::new(self.blocks()),
             write: true,
             direct,
@@ -388,10 +392,14 @@ impl Drop for FileDevice {
     /// longer (the kernel frees them later), and whoever comes next would find it in use.
     fn drop(&mut self) {
         // A copy of another process, from before a fork, is not ours to unlock, nor what another process is to have.
-        if self.process == std::process::id()
-            && !self.lent.load(Ordering::SeqCst)
-            && let Err(e) = rustix::fs::flock(&self.file, rustix::fs::FlockOperation::Unlock)
-        {
+        if self.process != std::process::id() || self.lent.load(Ordering::SeqCst) {
+            return;
+        }
+        if let Some(lock) = &self.upgraded {
+            let range = self.range.lock().take();
+            lock.give_back(range);
+        }
+        if let Err(e) = rustix::fs::flock(&self.file, rustix::fs::FlockOperation::Unlock) {
             tracing::debug!(path = %self.path.display(), error = %e, "the lock goes when the file is closed");
         }
     }

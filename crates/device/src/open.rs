@@ -4,17 +4,19 @@
 //! writer of a block device holds it with `O_EXCL` as well, so that a mounted one is refused. The bytes behind a loop
 //! device can have other names: [`crate::range`].
 
-use crate::file::{FileDevice, OpenHow};
+use crate::file::{FileDevice, OpenHow, RangeSlot};
 use crate::nbd::{NbdDevice, NbdError, NbdUri, is_nbd_uri};
 use crate::range::RangeLock;
 use crate::{BLOCK_BYTES, Device, blkdev};
+use braidfs_sync::device::Mutex;
+use braidfs_sync::rank;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// A device cannot be opened or created.
@@ -360,16 +362,31 @@ pub(crate) struct UpgradedLock {
     file: File,
     path: PathBuf,
     is_block_device: bool,
+    /// Where the reader has its lock on the bytes, as long as it lives.
+    range: Weak<Mutex<Option<RangeLock>, rank::DeviceRange>>,
 }
 
 impl UpgradedLock {
-    /// Of `file`, which holds a reader's lock.
-    pub(crate) fn take(file: &File, path: &Path, is_block_device: bool) -> Result<Self, OpenError> {
+    /// Of `file`, which holds a reader's lock, and on the bytes that in `range`.
+    pub(crate) fn take(file: &File, path: &Path, is_block_device: bool, range: &RangeSlot) -> Result<Self, OpenError> {
         let own = file.try_clone().map_err(|e| OpenError::of(path, "lock", e))?;
-        let lock = Self { file: own, path: path.to_path_buf(), is_block_device };
+        let lock = Self { file: own, path: path.to_path_buf(), is_block_device, range: Arc::downgrade(range) };
         // where it fails the reader's lock may be gone for a moment: the drop of `lock` takes it again
         self::lock(&lock.file, path, true, is_block_device)?;
         Ok(lock)
+    }
+
+    /// The writer ends, which held `range`: the reader has its own lock on the bytes again, without a moment in which others could
+    /// take them for writing.
+    pub(crate) fn give_back(&self, range: Option<RangeLock>) {
+        let Some(reader) = self.range.upgrade() else { return };
+        let range = range.filter(|r| r.let_readers_in(&self.file).is_ok());
+        let taken = RangeLock::take(&self.file, false);
+        drop(range);
+        match taken {
+            Ok(lock) => *reader.lock() = lock,
+            Err(e) => tracing::warn!(path = %self.path.display(), error = %e, "others may write its bytes"),
+        }
     }
 }
 

@@ -20,7 +20,7 @@ const SECTOR: u64 = 512;
 #[derive(Debug)]
 pub(crate) struct RangeLock {
     /// A description of its own.
-    _file: OwnedFd,
+    file: OwnedFd,
 }
 
 impl RangeLock {
@@ -39,7 +39,7 @@ impl RangeLock {
             }
         };
         match set(&file, write, start, bytes) {
-            Ok(()) => Ok(Some(Self { _file: file })),
+            Ok(()) => Ok(Some(Self { file })),
             Err(e @ (Errno::WOULDBLOCK | Errno::ACCESS)) => Err(e),
             Err(e) => {
                 tracing::debug!(path = %path.display(), error = %e, "no lock on the bytes");
@@ -50,14 +50,23 @@ impl RangeLock {
 }
 
 impl RangeLock {
+    /// Of a writer of `device`: others may read the bytes, too, from now on.
+    ///
+    /// # Errors
+    /// Of the system; it is a writer's still.
+    pub(crate) fn let_readers_in(&self, device: &File) -> Result<(), Errno> {
+        let (_, start, bytes) = bytes_of(device).ok_or(Errno::NOENT)?;
+        set(&self.file, false, start, bytes)
+    }
+
     /// A descriptor that shares it, for another process.
     pub(crate) fn try_clone(&self) -> std::io::Result<OwnedFd> {
-        self._file.try_clone()
+        self.file.try_clone()
     }
 
     /// That of another process.
     pub(crate) fn of(file: OwnedFd) -> Self {
-        Self { _file: file }
+        Self { file }
     }
 }
 

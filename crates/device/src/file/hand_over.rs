@@ -116,8 +116,8 @@ impl FileDevice {
             path,
             file,
             claim: Mutex::new(claim),
-            range: Mutex::new(range.map(RangeLock::of)),
-            _lock: None,
+            range: Arc::new(Mutex::new(range.map(RangeLock::of))),
+            upgraded: None,
             blocks: AtomicU64::new(bytes / BLOCK_BYTES as u64),
             write,
             direct,
@@ -194,6 +194,23 @@ mod tests {
         drop(device);
         let device = FileDevice::open(&path, OpenHow { write: false, direct: true }).unwrap();
         (dir, path, device)
+    }
+
+    /// A remount that another device refuses: this one is a reader's again, by whatever name others come.
+    #[test]
+    fn a_reader_has_its_locks_back_when_its_writer_is_dropped() {
+        let (_dir, path, reader) = reader();
+        let writer = reader.writable().unwrap().unwrap();
+        assert_eq!(shared(&path), (false, false));
+        drop(writer);
+        assert_eq!((free(&path), shared(&path)), ((false, false), (true, true)));
+        // and once more
+        drop(reader.writable().unwrap().unwrap());
+        assert_eq!((free(&path), shared(&path)), ((false, false), (true, true)));
+        let writer = reader.writable().unwrap().unwrap();
+        drop(reader);
+        drop(writer);
+        assert_eq!(free(&path), (true, true));
     }
 
     #[test]
