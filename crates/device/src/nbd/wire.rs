@@ -57,6 +57,9 @@ pub(crate) enum WireError {
     /// A refusal: asking again does not help.
     #[error("{0}")]
     Refused(String),
+    /// The server does not give the export; one that has just been started may, a moment later.
+    #[error("{0}")]
+    NotGiven(String),
 }
 
 impl WireError {
@@ -220,7 +223,8 @@ fn refused<T>(code: u32, export: &str, text: &[u8]) -> Result<T, WireError> {
     // it goes to a terminal or a log
     let said: String = String::from_utf8_lossy(text).chars().filter(|c| !c.is_control()).take(200).collect();
     let said = if said.is_empty() { said } else { format!(" (it says: {said})") };
-    Err(WireError::Refused(format!("the server does not give the export `{export}`: {what}{said}")))
+    let why = format!("the server does not give the export `{export}`: {what}{said}");
+    Err(if matches!(code, 2 | 6) { WireError::NotGiven(why) } else { WireError::Refused(why) })
 }
 
 /// What a request asks for.
