@@ -57,6 +57,46 @@ fn single_operations_are_timed() {
     assert_eq!(std::fs::read_dir(dir.path()).expect("a directory").count(), 0, "nothing is left");
 }
 
+#[test]
+fn one_operation_alone_is_timed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let at = dir.path().to_str().expect("UTF-8");
+    let speed = |only: &[&str]| {
+        let options =
+            ["bench", "speed", "--files", "20", "--rounds", "3", "--threads", "1", "--alone", "--dir", at, "--json"];
+        let only: Vec<&str> = only.iter().flat_map(|name| ["--only", name]).collect();
+        braidfs_in(dir.path(), &[&options[..], &only].concat())
+    };
+    for only in [&["open"][..], &["rename"], &["unlink"], &["create", "stat"]] {
+        let said = speed(only).ok().out;
+        let lines: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        let verbs: Vec<&str> = lines.as_array().expect("lines").iter().filter_map(|l| l["verb"].as_str()).collect();
+        assert!(!verbs.is_empty() && verbs.iter().all(|v| only.iter().any(|o| v.starts_with(o))), "{only:?}: {said}");
+    }
+    let refused = speed(&["fly"]);
+    assert_eq!(refused.code, 2, "{}", refused.err);
+    assert!(refused.err.contains("`fly`") && refused.err.contains("rename"), "{}", refused.err);
+}
+
+#[test]
+fn an_interrupted_benchmark_leaves_nothing() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_braidfs"))
+        .args(["bench", "speed", "--files", "50", "--rounds", "1000000", "--threads", "1", "--alone", "--dir"])
+        .arg(dir.path())
+        .spawn()
+        .expect("the program");
+    let left = || std::fs::read_dir(dir.path()).expect("a directory").count();
+    while left() == 0 {
+        assert!(child.try_wait().expect("the child").is_none(), "it ended before it made anything");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it runs");
+    assert_eq!(child.wait().expect("its end").code(), Some(130));
+    assert_eq!(left(), 0, "nothing is left");
+}
+
 /// What every aged volume has to show, whatever the file system.
 fn check_aged(v: &serde_json::Value, slices: usize) {
     let all = v["slices"].as_array().expect("slices");

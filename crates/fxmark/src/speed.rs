@@ -18,6 +18,7 @@ use serde::Serialize;
 use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// Times faster than ext4 that the library has to be.
@@ -77,6 +78,10 @@ impl Verb {
             _ => files,
         }
     }
+    /// Does it make, or take away, what the others need? Then it is done untimed where it is not asked for.
+    fn is_needed(self) -> bool {
+        matches!(self, Verb::Create | Verb::Rename | Verb::Unlink)
+    }
     fn name(self) -> &'static str {
         match self {
             Verb::Create => "create",
@@ -117,6 +122,12 @@ pub struct Args {
     /// Print JSON, no table
     #[arg(long)]
     json: bool,
+}
+
+impl Args {
+    fn asks_for(&self, verb: Verb) -> bool {
+        self.only.is_empty() || self.only.iter().any(|name| verb.name().starts_with(name.as_str()))
+    }
 }
 
 /// Nanoseconds per operation, all threads together, by the clock; with the CPU time of the calling threads beside it,
@@ -297,8 +308,13 @@ fn mounted(target: &Target, dir: &Path, root: bool) -> Option<Mounted> {
 /// Runs it.
 ///
 /// # Errors
-/// Of a file system that was made; one that cannot be made is skipped, loudly.
+/// Of a file system that was made; one that cannot be made is skipped, loudly. [`Error::Interrupted`]; an operation that there is not.
 pub fn main(args: &Args) -> Result<()> {
+    if !VERBS.into_iter().any(|v| args.asks_for(v)) {
+        let known = VERBS.map(Verb::name).join(", ");
+        return Err(Error::Usage(format!("--only: no operation begins with `{}`: {known}", args.only.join("`, `"))));
+    }
+    let stop = crate::cli::stop_flag()?;
     let root = !args.alone && rustix::process::geteuid().is_root();
     if root {
         sys::private_mounts().map_err(|e| Error::io("making the mounts private", e))?;
@@ -311,7 +327,8 @@ pub fn main(args: &Args) -> Result<()> {
     let library = library.map_err(|e| failed("a volume", e))?;
     let make = |target| (!args.alone).then(|| mounted(&target, dir.path(), root)).flatten();
     let (tmpfs, ext4) = (make(Target::Tmpfs), make(Target::Ext4));
-    let lines = measure(args, &library, tmpfs.as_ref().map(|m| &m.fs), ext4.as_ref().map(|m| &m.fs))?;
+    let others = [tmpfs.as_ref().map(|m| &m.fs), ext4.as_ref().map(|m| &m.fs)];
+    let lines = measure(args, &library, others, &stop)?;
     for Mounted { fs, site, _lab } in [tmpfs, ext4].into_iter().flatten() {
         drop(fs);
         site.close()?;
@@ -323,7 +340,8 @@ pub fn main(args: &Args) -> Result<()> {
     crate::cli::say(&format!("Library speed: ns per operation, median (range)\n{}", table(&lines)))
 }
 
-fn measure(args: &Args, library: &Library, tmpfs: Option<&Kernel>, ext4: Option<&Kernel>) -> Result<Vec<Line>> {
+fn measure(args: &Args, library: &Library, others: [Option<&Kernel>; 2], stop: &AtomicBool) -> Result<Vec<Line>> {
+    let go_on = || if stop.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) };
     let files = args.files as usize;
     let mut lines = Vec::new();
     for threads in args.threads.iter().map(|t| *t as usize) {
@@ -332,19 +350,23 @@ fn measure(args: &Args, library: &Library, tmpfs: Option<&Kernel>, ext4: Option<
             let names: Vec<_> = (0..threads).map(|t| Names::of(round, threads, t, files)).collect();
             for n in &names {
                 prepare(library, n)?;
-                tmpfs.into_iter().chain(ext4).try_for_each(|fs| prepare(fs, n))?;
+                others.into_iter().flatten().try_for_each(|fs| prepare(fs, n))?;
             }
             library.sync().on("sync", c".")?;
-            tmpfs.into_iter().chain(ext4).try_for_each(|fs| fs.sync().on("syncfs", c"."))?;
+            others.into_iter().flatten().try_for_each(|fs| fs.sync().on("syncfs", c"."))?;
             for (verb, times) in VERBS.into_iter().zip(&mut times) {
-                if !args.only.is_empty() && !args.only.iter().any(|v| verb.name().starts_with(v.as_str())) {
+                let asked = args.asks_for(verb);
+                if !asked && !verb.is_needed() {
                     continue;
                 }
-                times[0].push(timed(library, verb, &names)?);
-                for (fs, times) in [tmpfs, ext4].into_iter().zip(&mut times[1..]) {
-                    if let Some(fs) = fs {
-                        times.push(timed(fs, verb, &names)?);
-                    }
+                go_on()?;
+                let took = timed(library, verb, &names)?;
+                times[0].extend(asked.then_some(took));
+                for (fs, times) in others.into_iter().zip(&mut times[1..]) {
+                    let Some(fs) = fs else { continue };
+                    go_on()?;
+                    let took = timed(fs, verb, &names)?;
+                    times.extend(asked.then_some(took));
                 }
             }
         }
