@@ -80,9 +80,6 @@ pub fn run(id: &CellId, window: Option<usize>) -> Result<()> {
     client::machine(id.workers + 1);
     let test: TestId = id.test.parse()?;
     let fs = Arc::new(mount(id)?);
-    let image = Path::new("image");
-    // the name is not needed any more, and nobody need remove it
-    std::fs::remove_file(image).map_err(|e| Error::io(image, e))?;
 
     let rounds = Rounds::of(test.test.name, window);
     let team = Team::start(&test, id.workers, rounds.scale(), &fs)?;
@@ -120,7 +117,7 @@ pub fn run(id: &CellId, window: Option<usize>) -> Result<()> {
     Ok(())
 }
 
-/// Makes the volume of a cell in the working directory, and mounts it.
+/// Makes the volume of a cell in the working directory, and mounts it. Its image has no name then, and goes with the process.
 ///
 /// # Errors
 /// Of the file, or of the volume.
@@ -139,7 +136,9 @@ pub fn mount(id: &CellId) -> Result<Library> {
     mkfs::format(std::slice::from_ref(&device), &format)?;
     // what works in the background by the clock would come at another moment each time
     let options = MountOptions { background: false, serial: true, cache_bytes: CACHE_BYTES, ..MountOptions::default() };
-    Ok(Library { volume: Volume::mount(vec![device], options)?, cred: Cred::root() })
+    let volume = Volume::mount(vec![device], options)?;
+    std::fs::remove_file(image).map_err(|e| Error::io(image, e))?;
+    Ok(Library { volume, cred: Cred::root() })
 }
 
 /// What a load of worker `id` of `workers` knows.

@@ -6,6 +6,7 @@
 //! made durable and the files are made again, which is not timed. So no commit is in the figures.
 
 use crate::cell::{context, mount};
+use crate::drive::work_dir;
 use crate::matrix::{CellId, Domains};
 use crate::{Error, Result, host};
 use fxmark::suite::{TestId, build};
@@ -72,9 +73,7 @@ pub fn run(jobs: &[Job], repetitions: usize) -> Result<Vec<Timed>> {
 
 fn process(test: &str, workers: usize, switches: &str) -> Result<Vec<f64>> {
     let this = std::env::current_exe().map_err(|e| Error::io(Path::new("this program"), e))?;
-    let memory = Path::new("/dev/shm");
-    let dir = if memory.is_dir() { tempfile::TempDir::new_in(memory) } else { tempfile::TempDir::new() };
-    let dir = dir.map_err(|e| Error::io(memory, e))?;
+    let dir = work_dir()?;
     let mut child = Command::new(this);
     child.args(["timed", test, &workers.to_string(), if switches.is_empty() { "-" } else { switches }]);
     let out = child.current_dir(&dir).stderr(std::process::Stdio::inherit()).output();

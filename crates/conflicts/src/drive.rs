@@ -40,6 +40,26 @@ pub fn build_tool() -> Result<PathBuf> {
     if done.success() { Ok(dir) } else { Err(Error::Cell(format!("{} failed", script.display()))) }
 }
 
+/// Free bytes that a directory in memory must have: images are sparse, a container's `/dev/shm` has 64 MiB.
+const MEMORY_BYTES: u64 = 2 << 30;
+
+/// A directory for images: in memory, where there is room.
+///
+/// # Errors
+/// It cannot be made.
+pub(crate) fn work_dir() -> Result<TempDir> {
+    let memory = Path::new("/dev/shm");
+    if has_room(memory, MEMORY_BYTES) {
+        return TempDir::new_in(memory).map_err(|e| Error::io(memory, e));
+    }
+    TempDir::new().map_err(|e| Error::io(&std::env::temp_dir(), e))
+}
+
+/// Has the file system of this directory so many bytes for us? None where there is no such directory.
+fn has_room(dir: &Path, bytes: u64) -> bool {
+    rustix::fs::statvfs(dir).is_ok_and(|s| dir.is_dir() && s.f_bavail.saturating_mul(s.f_frsize) >= bytes)
+}
+
 /// How a cell is run.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct How<'a> {
@@ -62,9 +82,7 @@ struct Host {
 impl Host {
     fn start(tool: &Path) -> Result<Self> {
         // in memory: a device's time does not count, and the image is sparse
-        let memory = Path::new("/dev/shm");
-        let dir = if memory.is_dir() { TempDir::new_in(memory) } else { TempDir::new() };
-        let dir = dir.map_err(|e| Error::io(memory, e))?;
+        let dir = work_dir()?;
         let this = std::env::current_exe().map_err(|e| Error::io(Path::new("this program"), e))?;
         // its path is in the process's memory: one of the same length everywhere
         let link = dir.path().join("checker");
@@ -153,4 +171,16 @@ pub fn run(cells: &[(CellId, How<'_>)], tool: &Path, jobs: usize, done: impl Fn(
     let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
     found.sort_by_key(|f| f.0);
     Ok(found.into_iter().map(|f| f.1).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_go_where_there_is_room() {
+        let here = std::env::temp_dir();
+        assert!(has_room(&here, 1) && !has_room(&here, u64::MAX));
+        assert!(!has_room(&here.join("not there"), 1));
+    }
 }
