@@ -3,7 +3,7 @@
 
 use super::link::{Link, start_reader};
 use super::request::Op;
-use super::socket::Socket;
+use super::socket::{Deadline, Socket, Sooner, Timed};
 use super::uri::NbdUri;
 use super::wire::{self, Command, Export, REPLY_BYTES, Reply, WireError};
 use super::{Phase, Shared};
@@ -11,6 +11,7 @@ use crate::BLOCK_BYTES;
 use crate::fence::RecordIo;
 use std::io::{self, Read};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long connecting once may take, with the negotiation.
@@ -27,16 +28,18 @@ const AGAIN: usize = 64;
 /// Connections on which the export was agreed on.
 pub(super) struct Dialled {
     pub(super) export: Export,
-    pub(super) links: Vec<Socket>,
+    pub(super) links: Vec<Arc<Socket>>,
 }
 
-fn dial(uri: &NbdUri) -> Result<(Export, Socket), WireError> {
-    let patience = DIAL_PATIENCE.min(uri.timeout);
-    let socket = Socket::connect(&uri.place, patience, uri.timeout)?;
-    socket.set_patience(Some(patience))?;
-    let export = wire::negotiate(&mut &socket, &uri.export).map_err(|e| match e {
-        WireError::Io(e) if e.kind() == io::ErrorKind::WouldBlock => {
-            let text = format!("it says nothing for {} s: does it serve another client?", patience.as_secs());
+fn dial(uri: &NbdUri, by: &dyn Deadline) -> Result<(Export, Arc<Socket>), WireError> {
+    let began = Instant::now();
+    let by = Sooner(by, began + DIAL_PATIENCE.min(uri.timeout));
+    let socket = Arc::new(Socket::connect(&uri.place, &by, uri.timeout)?);
+    by.made(&socket)?;
+    let export = wire::negotiate(&mut Timed { socket: &socket, by: &by }, &uri.export).map_err(|e| match e {
+        WireError::Io(e) if e.kind() == io::ErrorKind::TimedOut => {
+            let time = began.elapsed().as_secs_f32();
+            let text = format!("it does not agree on the export within {time:.1} s: does it serve another client?");
             WireError::Io(io::Error::new(io::ErrorKind::TimedOut, text))
         }
         WireError::Io(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
@@ -48,15 +51,15 @@ fn dial(uri: &NbdUri) -> Result<(Export, Socket), WireError> {
 }
 
 /// Connects once, and where the server allows it several times. `was`: what the export must be like.
-pub(super) fn dial_all(uri: &NbdUri, was: Option<&Export>) -> Result<Dialled, WireError> {
-    let (export, first) = dial(uri)?;
+pub(super) fn dial_all(uri: &NbdUri, was: Option<&Export>, by: &dyn Deadline) -> Result<Dialled, WireError> {
+    let (export, first) = dial(uri, by)?;
     if let Some(was) = was {
         check_same(was, &export)?;
     }
     let mut links = vec![first];
     while export.can_multi_conn() && links.len() < uri.connections {
         // fewer do, too
-        match dial(uri) {
+        match dial(uri, by) {
             Ok((other, link)) if other == export => links.push(link),
             _ => break,
         }
@@ -81,7 +84,7 @@ fn check_same(was: &Export, is: &Export) -> Result<(), WireError> {
 
 /// How large the export is now, by a connection of its own.
 pub(super) fn ask_size(uri: &NbdUri) -> io::Result<u64> {
-    let (export, socket) = dial(uri)?;
+    let (export, socket) = dial(uri, &(Instant::now() + uri.timeout))?;
     // An error: it has closed it.
     let _ = socket.send(&wire::request(Command::Disconnect, false, 0, 0, 0), &[]);
     Ok(export.bytes)
@@ -91,6 +94,8 @@ pub(super) fn ask_size(uri: &NbdUri) -> io::Result<u64> {
 pub(super) fn run(shared: &Arc<Shared>) {
     let look = (shared.uri.timeout / 16).min(Duration::from_secs(1));
     let mut pause = PAUSE_MIN;
+    // why the last try failed
+    let mut last = String::new();
     loop {
         let mut state = shared.state.lock();
         match state.phase {
@@ -123,11 +128,19 @@ pub(super) fn run(shared: &Arc<Shared>) {
                     shared.die(&shared.no_answer());
                     continue;
                 }
-                let Err(why) = shared.reconnect() else { continue };
+                let Err(why) = shared.reconnect() else {
+                    last.clear();
+                    continue;
+                };
+                // that the time is over in the middle of a try says less than the end of the one before it
+                let is_cut = matches!(&why, WireError::Io(e) if e.kind() == io::ErrorKind::TimedOut);
+                if !is_cut || last.is_empty() {
+                    last = why.to_string();
+                }
                 if !why.may_pass() {
                     shared.die(&why.to_string());
                 } else if shared.is_late() {
-                    shared.die(&format!("no connection within {} s: {why}", shared.uri.timeout.as_secs()));
+                    shared.die(&format!("no connection within {} s: {last}", shared.uri.timeout.as_secs()));
                 } else {
                     tracing::debug!(device = %shared.uri.text, error = %why, "not connected yet");
                 }
@@ -157,13 +170,18 @@ impl Shared {
     /// Whether a request has waited for too long: for its answer, or for a connection. One that was sent again and again has
     /// waited since it was asked.
     fn is_late(&self) -> bool {
+        self.late_at().is_some_and(|t| Instant::now() >= t)
+    }
+
+    /// When the first request that waits has waited for too long.
+    fn late_at(&self) -> Option<Instant> {
         let state = self.state.lock();
         let since = |w: &super::Waiting| match state.trouble {
             _ if w.again > TRIES => w.asked,
             Some(trouble) => trouble.max(w.asked),
             None => w.sent,
         };
-        state.requests.values().map(since).min().is_some_and(|t| t.elapsed() >= self.uri.timeout)
+        state.requests.values().map(since).min().map(|t| t + self.uri.timeout)
     }
 
     /// Whether one is late though the server answers others.
@@ -199,21 +217,34 @@ impl Shared {
 
     /// Nobody uses the device any more.
     pub(super) fn close(&self) {
-        let links = {
+        let (links, dialled) = {
             let mut state = self.state.lock();
             state.phase = Phase::Closed;
             state.epoch += 1;
-            std::mem::take(&mut state.links)
+            (std::mem::take(&mut state.links), std::mem::take(&mut state.dialled))
         };
+        // the keeper is waited for, and may wait for the server on these
+        dialled.iter().for_each(|s| s.abort());
         links.iter().for_each(|l| l.disconnect());
         self.changed.notify_all();
     }
 
     /// Connects, looks whether the volume is still ours, brings the server to where it was, and sends what has no answer.
     fn reconnect(self: &Arc<Self>) -> Result<(), WireError> {
-        let Dialled { export: _, links } = dial_all(&self.uri, Some(&self.export))?;
-        let mut fresh = Fresh { socket: &links[0], fua: self.export.can_fua() };
-        fresh.socket.set_patience(Some(self.uri.timeout))?;
+        // where nobody waits; longer than it takes to connect and to look at a lease that has ended
+        let end = Instant::now() + self.uri.timeout.max(DIAL_PATIENCE);
+        let result = self.reconnect_by(&Reconnecting { shared: self, end: Some(end) });
+        let dialled = std::mem::take(&mut self.state.lock().dialled);
+        drop(dialled);
+        result
+    }
+
+    fn reconnect_by(self: &Arc<Self>, by: &Reconnecting<'_>) -> Result<(), WireError> {
+        // as large as it was when it was opened, or found to have grown since
+        let mut was = self.export;
+        was.bytes = was.bytes.max(self.blocks.load(Ordering::Acquire) * BLOCK_BYTES as u64);
+        let Dialled { export: _, links } = dial_all(&self.uri, Some(&was), by)?;
+        let mut fresh = Fresh { timed: Timed { socket: &links[0], by }, fua: self.export.can_fua() };
         if let Some(fence) = self.fence() {
             fence.rejoin(&mut fresh).map_err(|e| match e.kind() {
                 io::ErrorKind::PermissionDenied => WireError::Refused(e.to_string()),
@@ -221,11 +252,7 @@ impl Shared {
             })?;
         }
         let end = self.send_retained(&mut fresh)?;
-        fresh.socket.set_patience(None)?;
-        // While this thread sends nobody else looks whether a request is late: a server that takes nothing must not hold it.
-        // (Others who send wait no longer, either, until that is over.)
-        let patience = DIAL_PATIENCE.min(self.uri.timeout);
-        links.iter().try_for_each(|l| l.set_write_patience(Some(patience)))?;
+        links[0].set_patience(None)?;
         let links: Vec<_> = links.into_iter().map(Link::new).collect();
         let (epoch, done, again) = {
             let mut state = self.state.lock();
@@ -272,11 +299,13 @@ impl Shared {
                 return Ok(());
             }
         }
+        // While this thread sends nobody else looks whether a request is late: a server that takes nothing must not hold it.
+        let by = Reconnecting { shared: self, end: None };
         for (request, link) in again.iter().zip(links.iter().cycle()) {
             // A lease that ended meanwhile is renewed, or lost, by another thread.
             let sent = match self.fence().filter(|_| request.op.changes()) {
-                Some(fence) => fence.enter(self.uri.timeout).and_then(|_pass| link.send(request)),
-                None => link.send(request),
+                Some(fence) => fence.enter(by.left()).and_then(|_pass| link.send_by(request, by.until())),
+                None => link.send_by(request, by.until()),
             };
             if let Err(e) = sent {
                 self.broke(epoch, &e);
@@ -284,12 +313,6 @@ impl Shared {
             }
             if self.is_late() {
                 // it was sent piece by piece, too slowly
-                return Ok(());
-            }
-        }
-        for link in &links {
-            if let Err(e) = link.set_write_patience(None) {
-                self.broke(epoch, &e);
                 return Ok(());
             }
         }
@@ -324,7 +347,7 @@ impl Shared {
                 let fua = !self.export.can_flush();
                 let offset = block * BLOCK_BYTES as u64;
                 let head = wire::request(Command::Write, fua, i as u64, offset, data.len() as u32);
-                fresh.socket.send(&head, data)?;
+                fresh.timed.send(&head, data)?;
             }
             drop(pass);
             let mut left: Vec<bool> = vec![true; wave.len()];
@@ -347,16 +370,38 @@ impl Shared {
     }
 }
 
+/// Connecting anew ends when a request that waits for it is late.
+struct Reconnecting<'a> {
+    shared: &'a Shared,
+    /// Where none waits.
+    end: Option<Instant>,
+}
+
+impl Deadline for Reconnecting<'_> {
+    fn until(&self) -> Instant {
+        [self.shared.late_at(), self.end].into_iter().flatten().min().unwrap_or_else(|| Instant::now() + DIAL_PATIENCE)
+    }
+
+    fn made(&self, socket: &Arc<Socket>) -> io::Result<()> {
+        let mut state = self.shared.state.lock();
+        if state.phase != Phase::Down {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
+        state.dialled.push(Arc::clone(socket));
+        Ok(())
+    }
+}
+
 /// A connection that nothing else uses yet, for one request after the other.
 struct Fresh<'a> {
-    socket: &'a Socket,
+    timed: Timed<'a>,
     fua: bool,
 }
 
 impl Fresh<'_> {
     fn reply(&mut self) -> Result<Reply, WireError> {
         let mut head = [0; REPLY_BYTES];
-        self.socket.read_exact(&mut head)?;
+        self.timed.read_exact(&mut head)?;
         let reply = Reply::parse(&head)?;
         if reply.is_shutdown() {
             return Err(io::Error::other("the server is shutting down").into());
@@ -365,9 +410,9 @@ impl Fresh<'_> {
     }
 
     fn command(&mut self, head: &[u8], data: &[u8], answer: &mut [u8]) -> Result<(), WireError> {
-        self.socket.send(head, data)?;
+        self.timed.send(head, data)?;
         self.reply()?.result()?;
-        self.socket.read_exact(answer)?;
+        self.timed.read_exact(answer)?;
         Ok(())
     }
 }

@@ -1,24 +1,25 @@
 //! One connection: requests go out whole, one behind the other; a thread reads the answers.
 
 use super::request::Request;
-use super::socket::Socket;
+use super::socket::{Deadline, Socket, Timed};
 use super::wire::{REPLY_BYTES, Reply, WireError};
 use super::{Phase, Shared};
 use braidfs_sync::device::Mutex;
 use braidfs_sync::rank;
 use std::io::{self, Read};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// A connection on which the export was agreed on.
 #[derive(Debug)]
 pub(super) struct Link {
-    socket: Socket,
+    socket: Arc<Socket>,
     /// Held while a request goes out.
     sending: Mutex<(), rank::NbdSend>,
 }
 
 impl Link {
-    pub(super) fn new(socket: Socket) -> Arc<Self> {
+    pub(super) fn new(socket: Arc<Socket>) -> Arc<Self> {
         Arc::new(Self { socket, sending: Mutex::default() })
     }
 
@@ -28,20 +29,29 @@ impl Link {
         self.socket.send(&request.op.head(request.cookie), request.op.data())
     }
 
+    /// As [`Self::send`], or fails by the deadline, for whoever sends meanwhile, too: it is the keeper that sees that they are late.
+    pub(super) fn send_by(&self, request: &Request, by: Instant) -> io::Result<()> {
+        let _sending = loop {
+            match self.sending.try_lock() {
+                Some(sending) => break sending,
+                None if by.left().is_zero() => return Err(io::ErrorKind::TimedOut.into()),
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        let timed = Timed { socket: &self.socket, by: &by };
+        timed.send(&request.op.head(request.cookie), request.op.data())?;
+        self.socket.set_write_patience(None)
+    }
+
     /// Says good-bye, where nobody is just sending.
     pub(super) fn disconnect(&self) {
         if let Some(_sending) = self.sending.try_lock() {
             let head = super::wire::request(super::wire::Command::Disconnect, false, 0, 0, 0);
             // An error: it is gone already.
-            let _ = self.socket.set_patience(Some(std::time::Duration::from_millis(100)));
+            let _ = self.socket.set_patience(Some(Duration::from_millis(100)));
             let _ = self.socket.send(&head, &[]);
         }
         self.socket.close();
-    }
-
-    /// How long handing a request to the kernel may wait, once it does not take any of it.
-    pub(super) fn set_write_patience(&self, patience: Option<std::time::Duration>) -> io::Result<()> {
-        self.socket.set_write_patience(patience)
     }
 
     pub(super) fn abort(&self) {
@@ -73,7 +83,7 @@ fn read_answers(shared: &Shared, link: &Link, epoch: u64) -> io::Error {
 }
 
 fn read_answer(shared: &Shared, link: &Link, epoch: u64) -> Result<(), WireError> {
-    let mut stream = &link.socket;
+    let mut stream = &*link.socket;
     let mut head = [0; REPLY_BYTES];
     stream.read_exact(&mut head)?;
     let reply = Reply::parse(&head)?;

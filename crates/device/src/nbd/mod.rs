@@ -30,6 +30,7 @@ use keeper::Dialled;
 use link::Link;
 use request::{Batch, Op, Request};
 use retained::Retained;
+use socket::Socket;
 use std::collections::HashMap;
 use std::io;
 use std::os::unix::net::UnixListener;
@@ -84,6 +85,8 @@ struct State {
     /// Counts the times of connecting: what happens to connections of an earlier time is of no interest.
     epoch: u64,
     links: Vec<Arc<Link>>,
+    /// Connections that the keeper makes just now, for who closes the device.
+    dialled: Vec<Arc<Socket>>,
     next_link: usize,
     cookie: u64,
     /// Requests without an answer, by their cookie.
@@ -163,7 +166,8 @@ impl NbdDevice {
     /// [`NbdError`].
     pub fn open(uri: &NbdUri, write: bool) -> Result<Self, NbdError> {
         let text = uri.text.clone();
-        let Dialled { export, links } = keeper::dial_all(uri, None).map_err(|e| match e {
+        let by = Instant::now() + uri.timeout;
+        let Dialled { export, links } = keeper::dial_all(uri, None, &by).map_err(|e| match e {
             wire::WireError::Io(error) => NbdError::Connect { uri: text.clone(), error },
             e => NbdError::Refused { uri: text.clone(), why: e.to_string() },
         })?;
@@ -193,6 +197,7 @@ impl NbdDevice {
             phase: Phase::Up,
             epoch: 0,
             links: links.clone(),
+            dialled: Vec::new(),
             next_link: 0,
             cookie: 0,
             requests: HashMap::new(),

@@ -6,8 +6,46 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// So long a call of [`Timed`] waits at once, before it looks at its deadline again.
+const SLICE: Duration = Duration::from_millis(100);
+
+/// When something has to be over. It is asked again and again, since it may become sooner.
+pub(crate) trait Deadline {
+    fn until(&self) -> Instant;
+
+    /// A connection was made, for who may have to end it from another thread.
+    ///
+    /// # Errors
+    /// It is not wanted any more.
+    fn made(&self, _socket: &Arc<Socket>) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn left(&self) -> Duration {
+        self.until().saturating_duration_since(Instant::now())
+    }
+}
+
+impl Deadline for Instant {
+    fn until(&self) -> Instant {
+        *self
+    }
+}
+
+/// The sooner one of a deadline and a moment.
+pub(crate) struct Sooner<'a>(pub(crate) &'a dyn Deadline, pub(crate) Instant);
+
+impl Deadline for Sooner<'_> {
+    fn until(&self) -> Instant {
+        self.0.until().min(self.1)
+    }
+    fn made(&self, socket: &Arc<Socket>) -> io::Result<()> {
+        self.0.made(socket)
+    }
+}
 
 /// The socket of one connection.
 #[derive(Debug)]
@@ -17,16 +55,20 @@ pub(crate) enum Socket {
 }
 
 impl Socket {
-    /// Connects within about `patience`. What is sent and not acknowledged for `timeout` ends the connection, also where
-    /// this process is stopped: the kernel sends nothing later than that.
-    pub(crate) fn connect(place: &Place, patience: Duration, timeout: Duration) -> io::Result<Self> {
+    /// Connects, or gives up by the deadline (but for the look-up of a host's name, which has the system's limits). What is sent and
+    /// not acknowledged for `timeout` ends the connection, also where this process is stopped: the kernel sends nothing later
+    /// than that.
+    pub(crate) fn connect(place: &Place, by: &dyn Deadline, timeout: Duration) -> io::Result<Self> {
         let socket = match place {
-            Place::Unix(path) => Self::Unix(connect_unix(path, patience)?),
+            Place::Unix(path) => Self::Unix(connect_unix(path.as_os_str().as_bytes(), by.left())?),
             Place::Tcp(host, port) => {
                 let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host}: no address"));
                 let mut connected = None;
-                for address in (host.as_str(), *port).to_socket_addrs()? {
-                    match TcpStream::connect_timeout(&address, patience) {
+                let addresses: Vec<_> = (host.as_str(), *port).to_socket_addrs()?.collect();
+                for (i, address) in addresses.iter().enumerate() {
+                    // one that does not answer leaves time for the others
+                    let patience = by.left() / (addresses.len() - i) as u32;
+                    match TcpStream::connect_timeout(address, patience.max(Duration::from_millis(1))) {
                         Ok(stream) => {
                             connected = Some(stream);
                             break;
@@ -58,6 +100,13 @@ impl Socket {
         }
     }
 
+    fn set_read_patience(&self, patience: Option<Duration>) -> io::Result<()> {
+        match self {
+            Self::Tcp(s) => s.set_read_timeout(patience),
+            Self::Unix(s) => s.set_read_timeout(patience),
+        }
+    }
+
     /// How long a write may wait; `None`: for ever.
     pub(crate) fn set_write_patience(&self, patience: Option<Duration>) -> io::Result<()> {
         match self {
@@ -86,17 +135,7 @@ impl Socket {
 
     /// Writes `head` and then `data`, whole.
     pub(crate) fn send(&self, head: &[u8], data: &[u8]) -> io::Result<()> {
-        let mut slices = [IoSlice::new(head), IoSlice::new(data)];
-        let mut left = if data.is_empty() { &mut slices[..1] } else { &mut slices[..] };
-        while !left.is_empty() {
-            match send_some(self.fd(), left) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(n) => IoSlice::advance_slices(&mut left, n),
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
-            }
-        }
-        Ok(())
+        send_all(head, data, |bufs| send_some(self.fd(), bufs))
     }
 
     fn fd(&self) -> RawFd {
@@ -107,14 +146,104 @@ impl Socket {
     }
 }
 
-/// Connects within `patience`: [`UnixStream::connect`] waits for ever where the server's backlog is full.
-fn connect_unix(path: &Path, patience: Duration) -> io::Result<UnixStream> {
+/// A socket of which each read and write is over by a deadline, however little the other end gives or takes at a time. Leaves
+/// limits on the socket behind it.
+pub(crate) struct Timed<'a> {
+    pub(crate) socket: &'a Socket,
+    pub(crate) by: &'a dyn Deadline,
+}
+
+impl Timed<'_> {
+    fn in_time<T>(
+        &self,
+        limit: impl Fn(Option<Duration>) -> io::Result<()>,
+        mut call: impl FnMut() -> io::Result<T>,
+    ) -> io::Result<T> {
+        loop {
+            let left = self.by.left();
+            if left.is_zero() {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "the server is too slow"));
+            }
+            limit(Some(left.min(SLICE)))?;
+            match call() {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                result => return result,
+            }
+        }
+    }
+
+    fn send_some(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.in_time(|t| self.socket.set_write_patience(t), || send_some(self.socket.fd(), bufs))
+    }
+
+    /// As [`Socket::send`].
+    pub(crate) fn send(&self, head: &[u8], data: &[u8]) -> io::Result<()> {
+        send_all(head, data, |bufs| self.send_some(bufs))
+    }
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.in_time(|t| self.socket.set_read_patience(t), || (&mut &*self.socket).read(buf))
+    }
+}
+
+impl Write for Timed<'_> {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.send_some(&[IoSlice::new(buf)])
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn send_all(head: &[u8], data: &[u8], mut some: impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>) -> io::Result<()> {
+    let mut slices = [IoSlice::new(head), IoSlice::new(data)];
+    let mut left = if data.is_empty() { &mut slices[..1] } else { &mut slices[..] };
+    while !left.is_empty() {
+        match some(left) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(n) => IoSlice::advance_slices(&mut left, n),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+/// Connects to the abstract name within `patience`; also the user who listens there.
+pub(crate) fn connect_abstract(name: &str, patience: Duration) -> io::Result<(UnixStream, u32)> {
+    let stream = connect_unix(&[b"\0", name.as_bytes()].concat(), patience)?;
+    let user = uid_of_peer(&stream)?;
+    Ok((stream, user))
+}
+
+/// The user who listens, or did when this connected.
+fn uid_of_peer(stream: &UnixStream) -> io::Result<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: getsockopt writes at most `bytes` bytes to `peer`, which live until the call returns.
+    let got = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut bytes,
+        )
+    };
+    if got == 0 { Ok(peer.uid) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Connects within `patience` to a path, or behind a zero to an abstract name: [`UnixStream::connect`] waits for ever where the
+/// server's backlog is full.
+fn connect_unix(bytes: &[u8], patience: Duration) -> io::Result<UnixStream> {
     // SAFETY: all zero is a valid `sockaddr_un`.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    let bytes = path.as_os_str().as_bytes();
+    let is_abstract = bytes.first() == Some(&0);
     // behind it stays a zero
-    if bytes.len() >= address.sun_path.len() || bytes.contains(&0) {
+    if bytes.len() >= address.sun_path.len() || bytes[usize::from(is_abstract)..].contains(&0) {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             "the path of a socket has at most 107 bytes and no NUL",
@@ -123,6 +252,11 @@ fn connect_unix(path: &Path, patience: Duration) -> io::Result<UnixStream> {
     for (to, from) in address.sun_path.iter_mut().zip(bytes) {
         *to = *from as libc::c_char;
     }
+    // an abstract name ends with the address
+    let length = match is_abstract {
+        true => std::mem::offset_of!(libc::sockaddr_un, sun_path) + bytes.len(),
+        false => size_of::<libc::sockaddr_un>(),
+    };
     // SAFETY: no memory is passed.
     let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
     if fd < 0 {
@@ -131,12 +265,10 @@ fn connect_unix(path: &Path, patience: Duration) -> io::Result<UnixStream> {
     // SAFETY: the descriptor was just made, and nobody else has it.
     let stream = UnixStream::from(unsafe { OwnedFd::from_raw_fd(fd) });
     // it bounds connect(2), too: unix(7)
-    stream.set_write_timeout(Some(patience))?;
+    stream.set_write_timeout(Some(patience.max(Duration::from_millis(1))))?;
     loop {
-        // SAFETY: connect reads a `sockaddr_un` of the length given, which lives until the call returns.
-        let done = unsafe {
-            libc::connect(fd, (&raw const address).cast(), size_of::<libc::sockaddr_un>() as libc::socklen_t)
-        };
+        // SAFETY: connect reads as much of a `sockaddr_un` as it has, which lives until the call returns.
+        let done = unsafe { libc::connect(fd, (&raw const address).cast(), length as libc::socklen_t) };
         if done == 0 {
             break;
         }
@@ -213,7 +345,8 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         // SAFETY: a second listen(2) on a socket of ours sets its backlog; no memory is passed.
         assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
-        let connect = || Socket::connect(&Place::Unix(path.clone()), Duration::from_millis(50), Duration::from_secs(1));
+        let soon = || Instant::now() + Duration::from_millis(50);
+        let connect = || Socket::connect(&Place::Unix(path.clone()), &soon(), Duration::from_secs(1));
         let mut waiting = Vec::new();
         let e = loop {
             match connect() {
@@ -226,7 +359,7 @@ mod tests {
         drop(listener);
         assert_eq!(connect().unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
         let long = Place::Unix(format!("/{}", "x".repeat(200)).into());
-        assert_eq!(Socket::connect(&long, DAY, DAY).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(Socket::connect(&long, &soon(), DAY).unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }
 
     const DAY: Duration = Duration::from_secs(86400);
