@@ -79,6 +79,8 @@ struct Inner {
     write_delay: AtomicU64,
     /// Writes that fail, by their number from now on.
     fail_write: AtomicU64,
+    /// Code of the reply by which the export is refused; 0: it is given.
+    refuse: AtomicU64,
 }
 
 /// See the module. Ends when it is dropped.
@@ -109,6 +111,7 @@ impl NbdServer {
             go_on: Condvar::new(),
             write_delay: AtomicU64::new(0),
             fail_write: AtomicU64::new(0),
+            refuse: AtomicU64::new(0),
         });
         let server = Self { inner, socket: dir.join("nbd.sock") };
         server.restart();
@@ -202,12 +205,17 @@ impl NbdServer {
         self.inner.fail_write.store(n, SeqCst);
     }
 
+    /// Refuses the export from now on by this NBD_REP_ERR_...; 0: it is given again.
+    pub fn refuse(&self, code: u32) {
+        self.inner.refuse.store(code.into(), SeqCst);
+    }
+
     /// What it offers to connections from now on.
     pub fn offer(&self, offers: Offers) {
         *self.inner.offers.lock().unwrap() = offers;
     }
 
-    /// Its size for connections from now on.
+    /// Its size for connections from now on; those that there are keep theirs.
     pub fn set_bytes(&self, bytes: u64) {
         self.inner.bytes.store(bytes, SeqCst);
     }
@@ -257,7 +265,7 @@ fn bad(why: &str) -> io::Error {
 
 impl Inner {
     fn serve(&self, mut stream: &UnixStream, number: u64) -> io::Result<()> {
-        self.negotiate(stream)?;
+        let size = self.negotiate(stream)?;
         loop {
             let mut head = [0; 28];
             stream.read_exact(&mut head)?;
@@ -291,14 +299,16 @@ impl Inner {
             if cut && self.cuts.fetch_add(1, SeqCst).is_multiple_of(2) {
                 return Err(bad("cut before the request"));
             }
-            if !offset.is_multiple_of(BLOCK) || !bytes.is_multiple_of(BLOCK) || offset + bytes > self.bytes.load(SeqCst)
-            {
-                return Err(bad("a request that is not within the export"));
+            if !offset.is_multiple_of(BLOCK) || !bytes.is_multiple_of(BLOCK) {
+                return Err(bad("a request that is not of whole blocks"));
             }
             if command == 1 {
                 std::thread::sleep(Duration::from_millis(self.write_delay.load(SeqCst)));
             }
-            let answer = self.carry_out(command, fua, offset / BLOCK, bytes / BLOCK, data, number);
+            let answer = match offset + bytes > size {
+                true => Err(22),
+                false => self.carry_out(command, fua, offset / BLOCK, bytes / BLOCK, data, number),
+            };
             if cut {
                 return Err(bad("cut behind the request"));
             }
@@ -358,7 +368,8 @@ impl Inner {
         Ok(Vec::new())
     }
 
-    fn negotiate(&self, mut stream: &UnixStream) -> io::Result<()> {
+    /// The size that was agreed on.
+    fn negotiate(&self, mut stream: &UnixStream) -> io::Result<u64> {
         stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
         let mut flags = [0; 4];
         stream.read_exact(&mut flags)?;
@@ -377,12 +388,18 @@ impl Inner {
                 reply(1 | 1 << 31, b"only NBD_OPT_GO")?;
                 continue;
             }
+            let refuse = self.refuse.load(SeqCst) as u32;
+            if refuse > 0 {
+                reply(refuse | 1 << 31, b"not now")?;
+                continue;
+            }
+            let size = self.bytes.load(SeqCst);
             let o = *self.offers.lock().map_err(|_| bad("poisoned"))?;
             let bits = [(true, 0), (o.read_only, 1), (o.flush, 2), (o.fua, 3), (o.trim, 5), (o.multi, 8)];
             let flags = bits.iter().filter(|(on, _)| *on).fold(0u16, |f, (_, bit)| f | 1 << bit);
-            reply(3, &[&[0, 0][..], &self.bytes.load(SeqCst).to_be_bytes(), &flags.to_be_bytes()].concat())?;
+            reply(3, &[&[0, 0][..], &size.to_be_bytes(), &flags.to_be_bytes()].concat())?;
             reply(1, &[])?;
-            return Ok(());
+            return Ok(size);
         }
     }
 }

@@ -245,6 +245,41 @@ fn an_export_that_grew_is_seen() {
     device.extend(3 * BYTES / 4096).unwrap();
     assert_eq!(device.blocks(), 3 * BYTES / 4096);
     assert_eq!(device.extend(4 * BYTES / 4096).unwrap_err().kind(), std::io::ErrorKind::Unsupported);
+    // what has grown may not be small again behind a new connection
+    device.flush().unwrap();
+    server.kill();
+    server.set_bytes(BYTES);
+    server.restart();
+    let e = device.read(0, &mut block(0)).unwrap_err().to_string();
+    assert!(e.contains("another export"), "{e}");
+}
+
+/// A server that has been started again knows its exports a moment later.
+#[test]
+fn an_export_that_is_refused_for_a_moment_is_waited_for() {
+    for code in [2, 6] {
+        let (_dir, server) = server(Offers::default());
+        let device = open(&server, "timeout=20");
+        device.write(0, &block(1)).unwrap();
+        server.kill();
+        server.refuse(code);
+        server.restart();
+        std::thread::scope(|s| {
+            let flush = s.spawn(|| device.flush());
+            std::thread::sleep(Duration::from_millis(300));
+            server.refuse(0);
+            flush.join().unwrap().unwrap();
+        });
+        assert_eq!(server.get(0), block(1));
+    }
+    let (_dir, server) = server(Offers::default());
+    let device = open(&server, "timeout=1");
+    server.refuse(6);
+    server.cut();
+    let e = device.read(0, &mut block(0)).unwrap_err().to_string();
+    assert!(e.contains("no connection within 1 s") && e.contains("no such export"), "{e}");
+    // who opens is told at once
+    assert!(matches!(try_open(&server, "timeout=20", true), Err(NbdError::Refused { .. })));
 }
 
 /// A request for which the server closes the connection each time, while it answers all others.
@@ -314,6 +349,66 @@ fn a_server_that_takes_nothing_fails_the_device() {
         open.store(false, SeqCst);
         let _ = UnixStream::connect(&path);
     });
+}
+
+/// A server that agrees with the first `good` clients and breaks their connections when it is told to; with all others it begins, and
+/// then says one byte after the other of an information that never ends. Ends with the test's process.
+fn trickling(dir: &std::path::Path, good: usize, how: &str) -> (NbdUri, Arc<AtomicBool>) {
+    let path = dir.join("trickling.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let broken = Arc::new(AtomicBool::new(false));
+    let breaks = Arc::clone(&broken);
+    std::thread::spawn(move || {
+        for (n, stream) in listener.incoming().enumerate() {
+            let (Ok(mut stream), breaks) = (stream, Arc::clone(&breaks)) else { return };
+            std::thread::spawn(move || -> std::io::Result<()> {
+                if n < good {
+                    agree(&mut stream)?;
+                    while !breaks.load(SeqCst) {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    return Ok(());
+                }
+                stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
+                stream.read_exact(&mut [0; 4 + 16 + 8])?;
+                let magic = 0x0003_e889_0455_65a9u64.to_be_bytes();
+                stream.write_all(&[&magic[..], &[0, 0, 0, 7], &3u32.to_be_bytes(), &8000u32.to_be_bytes()].concat())?;
+                loop {
+                    stream.write_all(&[0])?;
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+            });
+        }
+    });
+    (NbdUri::parse(&format!("nbd+unix:///?socket={}&{how}", path.display())).unwrap(), broken)
+}
+
+/// However little a server says at a time: connecting is over in time, at first and anew, for callers and for who closes.
+#[test]
+fn a_server_that_trickles_holds_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let in_time = |began: Instant| assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    let (uri, _) = trickling(dir.path(), 0, "timeout=1");
+    let began = Instant::now();
+    let e = NbdDevice::open(&uri, true).unwrap_err().to_string();
+    assert!(e.contains("does not agree"), "{e}");
+    in_time(began);
+    for timeout in [1, 60] {
+        let dir = tempfile::tempdir().unwrap();
+        let (uri, broken) = trickling(dir.path(), 1, &format!("timeout={timeout}"));
+        let device = NbdDevice::open(&uri, true).unwrap();
+        broken.store(true, SeqCst);
+        // until it connects anew
+        std::thread::sleep(Duration::from_millis(300));
+        let began = Instant::now();
+        if timeout == 1 {
+            let e = device.read(0, &mut block(0)).unwrap_err().to_string();
+            assert!(e.contains("no connection within 1 s"), "{e}");
+        } else {
+            drop(device);
+        }
+        in_time(began);
+    }
 }
 
 /// What a server says to the request with this cookie.

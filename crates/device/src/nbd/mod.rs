@@ -480,8 +480,15 @@ impl Device for NbdDevice {
     }
 
     fn grown(&self) -> io::Result<u64> {
-        let blocks = keeper::ask_size(&self.shared.uri)? / BLOCK_BYTES as u64;
-        self.shared.blocks.fetch_max(blocks, Ordering::AcqRel);
+        let shared = &self.shared;
+        let blocks = keeper::ask_size(&shared.uri)? / BLOCK_BYTES as u64;
+        if blocks > self.blocks() {
+            // Many servers fix the size for each connection: those that there are know the old one.
+            let epoch = shared.state.lock().epoch;
+            shared.broke(epoch, &io::Error::other("the export has grown"));
+            shared.read_as(blocks - 1, &mut [0; BLOCK_BYTES])?;
+            shared.blocks.fetch_max(blocks, Ordering::AcqRel);
+        }
         Ok(blocks)
     }
 
