@@ -32,7 +32,7 @@ pub use flush::SharedFlushes;
 pub use flush::planted;
 pub use loopdev::LoopDevice;
 pub use mem::{Image, MemDevice};
-pub use nbd::{NbdDevice, NbdError, NbdUri, is_nbd_uri};
+pub use nbd::{NbdDevice, NbdError, NbdUri, OpenHere, is_nbd_uri};
 pub use open::{
     AnyDevice, OpenError, is_unclaimed, look_at_devices, open_any_devices, open_claimed_devices, open_volume_devices,
     open_volume_files,

@@ -67,8 +67,9 @@ fn run_checked(args: &Args) -> Outcome {
     }
     // for ever is more than a clock can say: a century
     let deadline = Instant::now() + Duration::from_secs(args.timeout.min(u32::MAX.into()));
+    let mounter = mount.super_options.split(',').find_map(|o| o.strip_prefix("user_id=")?.parse().ok());
     for device in &backing.devices {
-        wait_closed(device, deadline)?;
+        wait_closed(device, mounter, deadline)?;
     }
     if let Some(dir) = backing.loop_device {
         wait_detached(&dir, deadline);
@@ -168,11 +169,12 @@ fn by_fusermount(target: &Path, lazy: bool) -> Result<(), Failure> {
     Err(Failure::at("cannot unmount", &show, said.trim()))
 }
 
-/// Waits until nobody holds the device's lock for writing.
-fn wait_closed(device: &Path, deadline: Instant) -> Result<(), Failure> {
+/// Waits until nobody holds the device's lock for writing, or the server of `mounter` has closed its connections.
+fn wait_closed(device: &Path, mounter: Option<u32>, deadline: Instant) -> Result<(), Failure> {
     let is_open: Box<dyn Fn() -> bool> = if is_nbd_uri(device) {
         let Some(uri) = device.to_str().and_then(|d| NbdUri::parse(d).ok()) else { return Ok(()) };
-        Box::new(move || uri.is_open_here())
+        let Some(open) = uri.open_here(mounter) else { return Ok(()) };
+        Box::new(move || open.lasts())
     } else {
         // What we cannot open (removed, not ours) we cannot wait for.
         let Ok(file) = File::open(device) else { return Ok(()) };
@@ -208,15 +210,15 @@ mod tests {
     fn waits_for_the_lock() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let soon = || Instant::now() + Duration::from_millis(60);
-        assert!(wait_closed(file.path(), soon()).is_ok());
+        assert!(wait_closed(file.path(), None, soon()).is_ok());
         let held = File::open(file.path()).unwrap();
         flock(&held, FlockOperation::LockExclusive).unwrap();
-        assert!(wait_closed(file.path(), soon()).is_err());
+        assert!(wait_closed(file.path(), None, soon()).is_err());
         std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(30));
             drop(held);
         });
-        assert!(wait_closed(file.path(), Instant::now() + Duration::from_secs(10)).is_ok());
-        assert!(wait_closed(Path::new("/no/such"), soon()).is_ok());
+        assert!(wait_closed(file.path(), None, Instant::now() + Duration::from_secs(10)).is_ok());
+        assert!(wait_closed(Path::new("/no/such"), None, soon()).is_ok());
     }
 }

@@ -18,7 +18,7 @@ mod socket;
 mod uri;
 mod wire;
 
-pub use uri::{NbdUri, is_nbd_uri};
+pub use uri::{NbdUri, OpenHere, is_nbd_uri};
 
 use crate::fence::{Fence, RecordIo};
 use crate::flush::FlushGate;
@@ -58,7 +58,7 @@ const THROUGH_BYTES: usize = 64 << 10;
 pub struct NbdDevice {
     shared: Arc<Shared>,
     keeper: Option<JoinHandle<()>>,
-    /// For [`NbdUri::is_open_here`]; `None` where another device of this machine has it.
+    /// For [`NbdUri::open_here`]; `None` where another device of this machine has it.
     _presence: Option<UnixListener>,
 }
 

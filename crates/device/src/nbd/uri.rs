@@ -1,7 +1,8 @@
 //! `nbd://` and `nbd+unix://` URIs, as the NBD project's doc/uri.md has them, with parameters of our own.
 
+use super::socket::connect_abstract;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io;
+use std::io::{self, Read};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::{Path, PathBuf};
@@ -13,6 +14,8 @@ const PORT: u16 = 10809;
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a lease lasts that is not renewed.
 const LEASE: Duration = Duration::from_secs(15);
+/// How long to wait for who has an export open to be there.
+const PRESENCE_PATIENCE: Duration = Duration::from_secs(1);
 /// Connections, where the server allows several.
 const CONNECTIONS: usize = 4;
 /// Most of them.
@@ -43,6 +46,18 @@ pub struct NbdUri {
     pub(crate) connections: usize,
     /// How long the owner record of a writer lasts; `None`: no fencing.
     pub(crate) lease: Option<Duration>,
+}
+
+/// A process that has an export open: [`NbdUri::open_here`].
+#[derive(Debug)]
+pub struct OpenHere(UnixStream);
+
+impl OpenHere {
+    /// Whether it has it still; it is through with it when it has not.
+    pub fn lasts(&self) -> bool {
+        // it never says anything
+        matches!((&self.0).read(&mut [0]), Err(e) if e.kind() == io::ErrorKind::WouldBlock)
+    }
 }
 
 /// Whether a DEVICE argument is meant as a URI of a network block device. No such path can exist: its scheme would be a
@@ -118,15 +133,23 @@ impl NbdUri {
 
     /// The name under which a process on this machine listens as long as it has the export open.
     pub(crate) fn presence(&self) -> io::Result<SocketAddr> {
-        let mut hash = DefaultHasher::new();
-        (&self.place, &self.export).hash(&mut hash);
-        SocketAddr::from_abstract_name(format!("braidfs-nbd-{:016x}", hash.finish()))
+        SocketAddr::from_abstract_name(self.presence_name())
     }
 
-    /// Whether a process on this machine (of this network namespace) has the export open; it is through with it when it has
-    /// not. A hint for who waits: locks and leases exclude, this does not.
-    pub fn is_open_here(&self) -> bool {
-        self.presence().and_then(|a| UnixStream::connect_addr(&a)).is_ok()
+    fn presence_name(&self) -> String {
+        let mut hash = DefaultHasher::new();
+        (&self.place, &self.export).hash(&mut hash);
+        format!("braidfs-nbd-{:016x}", hash.finish())
+    }
+
+    /// The process on this machine (of this network namespace) that has the export open. Anybody can take the name that it listens
+    /// by, so it is believed only of the superuser, of this user, and of `mounter`, for whom the export was mounted. A hint for
+    /// who waits: locks and leases exclude, this does not.
+    pub fn open_here(&self, mounter: Option<u32>) -> Option<OpenHere> {
+        let (stream, user) = connect_abstract(&self.presence_name(), PRESENCE_PATIENCE).ok()?;
+        let is_believed = user == 0 || user == rustix::process::geteuid().as_raw() || Some(user) == mounter;
+        stream.set_nonblocking(true).ok()?;
+        is_believed.then_some(OpenHere(stream))
     }
 
     /// What tells exports apart: place and name.
@@ -243,6 +266,19 @@ mod tests {
         for path in ["nbd", "/nbd://x", "disk.img", "nbdx://h"] {
             assert!(!is_nbd_uri(Path::new(path)), "{path}");
         }
+    }
+
+    #[test]
+    fn who_has_an_export_open_is_seen_until_he_has_not() {
+        use std::os::unix::net::UnixListener;
+        let uri = NbdUri::parse(&format!("nbd://h/{}", std::process::id())).unwrap();
+        assert!(uri.open_here(None).is_none());
+        // it accepts nobody
+        let device = UnixListener::bind_addr(&uri.presence().unwrap()).unwrap();
+        let open = uri.open_here(None).unwrap();
+        assert!(open.lasts());
+        drop(device);
+        assert!(!open.lasts() && uri.open_here(None).is_none());
     }
 
     proptest! {
