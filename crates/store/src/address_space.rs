@@ -149,7 +149,7 @@ impl Store {
     /// # Errors
     /// As [`Self::read`]; any of the writes may have happened.
     pub fn write_batch(&self, ops: &[(BlockAddr, Vec<&[u8]>)]) -> Result<()> {
-        self.write_by(ops, |d, ops| d.write_batch(ops))
+        self.write_by(ops, |d, ops| self.device(d).write_batch(ops))
     }
 
     /// As [`Self::write_batch`], of who flushes right afterwards.
@@ -157,13 +157,24 @@ impl Store {
     /// # Errors
     /// As [`Self::write_batch`].
     pub fn write_batch_through(&self, ops: &[(BlockAddr, Vec<&[u8]>)]) -> Result<()> {
-        self.write_by(ops, |d, ops| d.write_batch_through(ops))
+        let mut end = 0;
+        let written = self.write_by(ops, |d, ops| {
+            end = d;
+            self.device(d).write_batch_through(ops)
+        });
+        if written.is_err() {
+            // The flush that others wait for does not follow: the devices before the one that failed would have them step back for a
+            // sync that never ends. An error of it comes again with the next flush.
+            let is_written = |d: &usize| ops.iter().any(|(at, _)| self.place(*at, 1).is_ok_and(|(on, _)| on == *d));
+            (0..end).filter(is_written).for_each(|d| drop(self.device(d).flush()));
+        }
+        written
     }
 
     fn write_by(
         &self,
         ops: &[(BlockAddr, Vec<&[u8]>)],
-        write: impl Fn(&dyn Device, &[WriteOp<'_>]) -> std::io::Result<()>,
+        mut write: impl FnMut(usize, &[WriteOp<'_>]) -> std::io::Result<()>,
     ) -> Result<()> {
         let mut per: Vec<Vec<WriteOp<'_>>> = Vec::new();
         let mut bytes = 0;
@@ -180,7 +191,7 @@ impl Store {
         let _phase = phases::enter(Phase::Write);
         for (d, ops) in per.iter().enumerate() {
             if !ops.is_empty() {
-                write(&**self.device(d), ops)?;
+                write(d, ops)?;
             }
         }
         Ok(())

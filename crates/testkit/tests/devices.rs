@@ -676,3 +676,26 @@ fn a_drain_gets_past_a_block_that_cannot_be_read() {
     drop(f);
     close(v, &all);
 }
+
+/// A durable write that fails on one device: on those that have it already no sync stays open, for which others would step back.
+#[test]
+fn a_durable_write_that_fails_ends_the_syncs_of_the_other_devices() {
+    let faulty: Vec<_> = (0..3).map(|n| Arc::new(FaultDevice::new(Arc::new(MemDevice::new(8192)), n))).collect();
+    let devices: Vec<_> = faulty.iter().map(|d| Arc::clone(d) as Arc<dyn Device>).collect();
+    format(&devices, 1);
+    let (sb, devices) = braidfs::store::super_io::read_super(&devices).unwrap();
+    let store = braidfs::store::Store::new(devices, &sb).unwrap();
+    let block = [7; BLOCK as usize];
+    // to the first and the last device
+    let ops: Vec<_> = [0, 2]
+        .map(|d| sb.device_table()[d].first_group.get())
+        .map(|group| (store.geometry().group_start(group), vec![&block[..]]))
+        .into();
+    let flushes = || faulty.iter().map(|d| d.counters().flushes).collect::<Vec<_>>();
+    let before = flushes();
+    store.write_batch_through(&ops).unwrap();
+    assert_eq!(flushes(), before, "whoever writes so flushes himself");
+    faulty[2].add(Rule::new(Op::Write, Effect::Fail(5)));
+    assert!(store.write_batch_through(&ops).is_err());
+    assert_eq!(flushes(), [before[0] + 1, before[1], before[2]]);
+}
