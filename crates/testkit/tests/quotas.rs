@@ -9,6 +9,7 @@ use braidfs_check::{FsckOptions, check};
 use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
 use braidfs_testkit::quota::every_crash_of_a_quota;
 use braidfs_testkit::small::{self, BLOCK, MIB, ROOT, copies_of, create, memory, new_node};
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
@@ -405,10 +406,14 @@ fn a_directory_has_limits() {
     v.quota_directory(d, space(30)).unwrap();
     assert_eq!(used(&v, q.owner).0, 20, "and keeps it");
     assert!(is_quota(&v.write(&g, 30 * BLOCK, &[1]).unwrap_err(), ENOSPC));
+    // without its own it counts for the one above
     v.quota_remove(q.owner).unwrap();
-    assert_eq!((used(&v, q.owner), v.getattr(f.ino()).unwrap().project), ((0, 0), 0));
-    drop((f, g));
+    assert_eq!((used(&v, q.owner), v.getattr(f.ino()).unwrap().project), ((0, 0), n));
+    assert_eq!((v.getattr(made).unwrap().project, used(&v, owner).0), (n, 50));
+    assert!(is_quota(&v.write(&f, 20 * BLOCK, &[1]).unwrap_err(), ENOSPC));
     v.quota_remove(owner).unwrap();
+    assert_eq!(v.getattr(f.ino()).unwrap().project, 0);
+    drop((f, g));
     assert!(v.quota_of_directory(d).is_none() && matches!(v.quota_remove(owner), Err(Error::NotFound)));
     v.rename(ROOT, b"outside", d, b"x", RenameMode::Replace).unwrap();
     close(v, &device);
@@ -819,12 +824,47 @@ fn limits_are_given_and_taken_at_the_same_time() {
         for &d in &dirs {
             let numbers: Vec<u32> =
                 std::iter::once(d).chain(entries_of(&v, d)).map(|i| v.getattr(i).unwrap().project).collect();
-            // the one that had limits of its own, and has none, counts for the one above where that got its limits later
-            let may = [number(d).unwrap_or(above), if d == dirs[5] && number(d).is_none() { 0 } else { u32::MAX }];
-            assert!(may.contains(&numbers[0]), "{d} is of {}, not of {may:?}: {:?}", numbers[0], v.quotas());
+            let is = number(d).unwrap_or(above);
+            assert_eq!(numbers[0], is, "{d}: {:?}", v.quotas());
             assert!(numbers.iter().all(|n| *n == numbers[0]), "below {d}: {numbers:?}: {:?}", v.quotas());
         }
     }
+    close(v, &device);
+}
+
+/// Files get other names in their directory while it gets limits, or loses them: none is missed.
+#[test]
+fn files_that_are_renamed_meanwhile_are_not_missed() {
+    let (device, v) = begin(128);
+    let d = create(&v, ROOT, "d", FileKind::Dir);
+    for n in 0..1000 {
+        create(&v, d, &format!("f{n}.0"), FileKind::File);
+    }
+    let numbers =
+        |v: &Volume| -> HashSet<u32> { entries_of(v, d).into_iter().map(|i| v.getattr(i).unwrap().project).collect() };
+    let done = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            let _ended = small::Ended(&done);
+            for round in 0..6 {
+                let QuotaOwner::Project(n) = v.quota_directory(d, space(5000)).unwrap().owner else { unreachable!() };
+                assert_eq!(numbers(&v), HashSet::from([n]), "round {round}");
+                v.quota_remove(QuotaOwner::Project(n)).unwrap();
+                assert_eq!(numbers(&v), HashSet::from([0]), "round {round}");
+            }
+        });
+        s.spawn(|| {
+            for round in 0.. {
+                for n in 0..1000 {
+                    if done.load(Relaxed) {
+                        return;
+                    }
+                    let (old, new) = (format!("f{n}.{round}"), format!("f{n}.{}", round + 1));
+                    v.rename(d, old.as_bytes(), d, new.as_bytes(), RenameMode::NoReplace).unwrap();
+                }
+            }
+        });
+    });
     close(v, &device);
 }
 

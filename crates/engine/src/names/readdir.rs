@@ -51,6 +51,32 @@ impl MountedVolume {
         Ok(out)
     }
 
+    /// What a directory has at one moment. In parts ([`Self::entries_after`]) something may be missed that gets another name there
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where it was removed; [`Error::NotDir`]; of the device.
+    pub(crate) fn children_at_once(&self, dir: InodeNo) -> Result<Vec<InodeRef>> {
+        let c = self.dir_cell(dir)?;
+        let mut st = c.state.write();
+        check_alive(&st)?;
+        let mut all = Vec::new();
+        self.dom(c.domain).with_index(c.ino, &mut st, |ix, load| {
+            let mut pos = 2;
+            while let Some(e) = ix.next_after(pos, load)? {
+                pos = e.hash;
+                all.push(e.into());
+            }
+            Ok(all)
+        })
+    }
+
+    /// Whether an inode has a name in a directory: an entry may be left over from a crash.
+    pub(crate) fn hangs_in(&self, c: &Cell, dir: InodeNo) -> bool {
+        let st = c.state.read();
+        !st.deleted && st.links.iter().any(|l| l.parent == dir)
+    }
+
     fn list(
         &self,
         dir: InodeNo,

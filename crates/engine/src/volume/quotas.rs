@@ -30,6 +30,8 @@ use std::time::Duration;
 const RECORD_MAX: usize = XATTR_BYTES_MAX - 4096;
 /// The highest limit of inodes: more than a volume can have.
 const LIMIT_MAX: u64 = 1 << 56;
+/// So often all below a directory is looked at, at most, when its limits are taken away.
+const WALKS: u32 = 3;
 /// Between looks at the cache's memory so many inodes are counted.
 const LOOK: u64 = 256;
 
@@ -252,8 +254,8 @@ impl Volume {
         i.quotas.lock().values().find(is).map(owner_of)
     }
 
-    /// Takes the limits from an owner. What lies below a directory counts for it no longer; what was moved away before does.
-    /// Durable when this returns.
+    /// Takes the limits from an owner. What lies below a directory counts for it no longer, but for the next directory above that
+    /// has limits, if there is one; what was moved away before still does. Durable when this returns.
     ///
     /// # Errors
     /// [`Error::NotFound`] where it has none; [`Error::ReadOnly`]; of the device.
@@ -269,7 +271,16 @@ impl Volume {
             && let Ok(c) = i.dir_cell(InodeNo(entry.root.get()))
             && c.generation == entry.root_generation.get()
         {
-            self.assign(&c, 0, Some(n))?;
+            // what lies below another directory with limits counts for that from now on
+            let above = c.state.read().parent;
+            let outer = i.find(above)?.map_or(0, |d| d.state.read().project());
+            // what came out of a directory that was not looked at yet into one that was is found by another walk
+            for _ in 0..WALKS {
+                let any = self.assign(&c, outer, Some(n))?;
+                if !any || i.shared.quotas.used(owner).inodes == 0 {
+                    break;
+                }
+            }
         }
         let _one = i.tenants.lock();
         let mut all = i.quotas.lock().clone();
@@ -314,9 +325,9 @@ impl Volume {
         Ok(all.into_iter().map(wrong).filter(|w| w.1 != 0 || w.2 != 0).collect())
     }
 
-    /// Has all below a directory, and itself, count for a project, 0: for none. `only`: of that project. Subtrees that
-    /// have limits of their own stay as they are.
-    fn assign(&self, root: &Arc<Cell>, project: u32, only: Option<u32>) -> Result<()> {
+    /// Has all below a directory, and itself, count for a project, 0: for none; whether anything did not before. `only`: of that
+    /// project. Subtrees that have limits of their own stay as they are.
+    fn assign(&self, root: &Arc<Cell>, project: u32, only: Option<u32>) -> Result<bool> {
         let i = self.mounted();
         // with generations: a limited directory that was removed has its entry as long as something counts for it, and its
         // number may be that of a directory without limits by now
@@ -324,33 +335,27 @@ impl Volume {
             .map(|e| (e.root.get(), e.root_generation.get()))
             .filter(|(n, _)| *n > 0 && *n != root.ino.0)
             .collect();
-        i.set_project(root, project, only)?;
+        let mut any = i.set_project(root, project, only)?;
         let (mut dirs, mut looked_at) = (vec![root.ino], Frontier::EMPTY);
         let mut note = |d: DomainId| looked_at.raise(d, i.dom(d).running());
         note(root.domain);
         while let Some(dir) = dirs.pop() {
-            let mut found = Vec::new();
-            // what is made there from now on counts already
-            let listed = self.readdir(dir, 0, &mut |e| {
-                if e.name != b"." && e.name != b".." {
-                    found.push((e.ino, e.kind));
-                }
-                true
-            });
-            match listed {
+            // What is made there from now on counts already, and nothing else comes. All at one moment: a listing in parts could
+            // miss what gets another name meanwhile.
+            let found = match i.children_at_once(dir) {
                 // removed meanwhile
                 Err(Error::NotFound) => continue,
-                r => r?,
-            }
-            for (ino, kind) in found {
-                let Some(c) = i.find(ino)? else { continue };
-                if others.contains(&(ino.0, c.generation)) {
+                found => found?,
+            };
+            for inode in found {
+                let Some(c) = i.find(inode.ino)?.filter(|c| c.is(inode)) else { continue };
+                if others.contains(&(c.ino.0, c.generation)) || !i.hangs_in(&c, dir) {
                     continue;
                 }
-                i.set_project(&c, project, only)?;
+                any |= i.set_project(&c, project, only)?;
                 note(c.domain);
-                if kind == FileKind::Dir {
-                    dirs.push(ino);
+                if c.kind == FileKind::Dir {
+                    dirs.push(c.ino);
                 }
             }
             i.maybe_evict(i.dom(root.domain));
@@ -358,7 +363,8 @@ impl Volume {
         // what was made or removed there meanwhile
         i.settle_all();
         // of a domain in which nothing lies there it does not matter whether it has failed
-        i.commit_some(&looked_at)
+        i.commit_some(&looked_at)?;
+        Ok(any)
     }
 }
 
@@ -398,20 +404,21 @@ impl MountedVolume {
         all
     }
 
-    /// Has an inode count for a project.
-    fn set_project(&self, c: &Arc<Cell>, project: u32, only: Option<u32>) -> Result<()> {
+    /// Has an inode count for a project; whether it did not before.
+    fn set_project(&self, c: &Arc<Cell>, project: u32, only: Option<u32>) -> Result<bool> {
         let mut op = Op::new(self);
         op.begin(&[c.domain], 2, true)?;
         let mut st = c.state.write();
         if st.deleted || st.project() == project || only.is_some_and(|n| st.project() != n) {
-            return Ok(());
+            return Ok(false);
         }
         op.touch(c, &mut st)?;
         let flags = (st.flags & !PROJECT_MASK) | project << PROJECT_SHIFT;
         self.shared.quotas.transfer(c, &mut st, |st| st.flags = flags);
         st.ctime = self.shared.now();
         st.durability.operation_changes_data();
-        self.dom(c.domain).keep_root(c, &st)
+        self.dom(c.domain).keep_root(c, &st)?;
+        Ok(true)
     }
 
     /// Writes the limits down, durably, and has them hold. Under the lock of tenants.
