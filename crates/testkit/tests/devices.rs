@@ -333,6 +333,30 @@ fn the_end_of_a_drain_makes_the_room_usable_again() {
     close(v, &all[..1]);
 }
 
+/// A device that is drained is the only one by now: it gives inode numbers out, also when another one comes, and after a mount.
+#[test]
+fn the_only_device_is_not_drained() {
+    let all = [memory(32), memory(32)];
+    format(&all[..1], 1);
+    let v = mount(&all[..1]);
+    v.add_device(all[1].clone(), false).unwrap();
+    v.drain_device(0, &|_, _| true).unwrap();
+    remove(&v, 1).unwrap();
+    assert_eq!(v.drained_device(), None);
+    assert_eq!(v.super_block().device[0].flags.get(), 0);
+    for n in 0..100 {
+        create(&v, ROOT, &format!("f{n}"), FileKind::File);
+    }
+    v.add_device(all[1].clone(), true).unwrap();
+    assert_eq!(v.drained_device(), None);
+    create(&v, ROOT, "g", FileKind::File);
+    close(v, &all);
+    let v = mount(&all);
+    assert_eq!(v.drained_device(), None);
+    create(&v, ROOT, "h", FileKind::File);
+    close(v, &all);
+}
+
 /// A removal that is stopped leaves all as it was, but for what moved; the same again goes on.
 #[test]
 fn a_removal_is_stopped_and_goes_on() {

@@ -11,7 +11,7 @@ use super::trim::discard_device;
 use crate::error::{Error, Result};
 use crate::planted::{self, Bug};
 use braidfs_device::Device;
-use braidfs_format::super_block::{DeviceEntry, MAX_DEVICES, SuperBlock};
+use braidfs_format::super_block::{DRAINED, DeviceEntry, MAX_DEVICES, SuperBlock};
 use braidfs_store::super_io;
 use std::sync::Arc;
 
@@ -132,7 +132,7 @@ fn with_device(old: &SuperBlock, device: &Arc<dyn Device>) -> Result<SuperBlock>
             device.name()
         ))
     })?;
-    let mut sb = *old;
+    let mut sb = not_drained_alone(old);
     let (room, all) = (most_groups(old), u64::from(old.groups.get()) + u64::from(entry.groups.get()));
     let all = u32::try_from(all).ok().filter(|n| u64::from(*n) <= room).ok_or_else(|| {
         let left = room.saturating_sub(u64::from(old.groups.get())) * u64::from(geometry.group_blocks());
@@ -159,6 +159,16 @@ pub(super) fn without_last(old: &SuperBlock) -> Result<SuperBlock> {
     sb.devices = (last as u16).into();
     sb.groups = old.device[last].first_group;
     sb.device[last] = DeviceEntry::empty();
+    sb = not_drained_alone(&sb);
     SuperBlock::from_block(&sb.to_block(0, 0, super::resize::SEQ), 0)?;
     Ok(sb)
+}
+
+/// A volume's only device is not drained, nor is it when another one comes: what lies there could go nowhere.
+fn not_drained_alone(sb: &SuperBlock) -> SuperBlock {
+    let mut sb = *sb;
+    if sb.device_table().len() == 1 {
+        sb.device[0].flags = (sb.device[0].flags.get() & !DRAINED).into();
+    }
+    sb
 }

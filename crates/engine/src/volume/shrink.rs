@@ -128,6 +128,8 @@ impl MountedVolume {
         bat.resize(sb.groups.get() as usize);
         self.note_drained(&mut bat);
         self.count_unclaimed_in(&bat);
+        // the only device that is left is drained no longer
+        (0..sb.device_table().len()).for_each(|device| self.keep_numbers(&bat, device));
         if leaves {
             tracing::info!(device = last, groups = sb.groups.get(), "a device was removed");
             return Ok(());
