@@ -3,7 +3,7 @@
 use braidfs::{Cred, Error, JournalMode, MkfsOptions, TenantBudget, Volume, mkfs};
 use braidfs_device::{Device, Effect, FaultDevice, Op, Rule};
 use braidfs_testkit::scratch::tree;
-use braidfs_testkit::small::{ALL, BLOCK, MIB, ROOT, close, file, fill, holds, memory, mount, set};
+use braidfs_testkit::small::{ALL, BLOCK, MIB, ROOT, close, file, fill, holds, memory, mount, piece, set};
 use braidfs_testkit::tenant_changes::every_crash_of_a_change;
 use braidfs_testkit::walk::fsck;
 use std::sync::Arc;
@@ -226,6 +226,44 @@ fn a_device_that_fails_in_between_leaves_no_devices_without_the_mode() {
         assert_eq!(over, [true; 2], "there are more of them");
         assert!(seen[0] > 0 && seen[2] > 0, "{from:?} to {to:?}: {seen:?}");
     }
+}
+
+/// A change that fails when the mode is another one already has changed nothing else: what is told of limits holds.
+#[test]
+fn a_change_that_fails_late_leaves_the_limits_that_are_told() {
+    let mut late = 0;
+    for (from, to) in [(None, DATA), (DATA, ORDERED)] {
+        for n in 0..40 {
+            let (all, v) = volume(&[48, 32], false);
+            let root = create(&v, TenantBudget { space: Some(32 * MIB), ..budget(from) });
+            let f = file(&v, root, "f");
+            fill(&v, &f, 2);
+            drop(f);
+            close(v, &all);
+            let fault = Arc::new(FaultDevice::new(all[0].clone(), 3));
+            let v = mount(&[fault.clone() as Arc<dyn Device>, all[1].clone()]);
+            let f = v.open(v.lookup(root, b"f").unwrap().ino).unwrap();
+            // some that waits to be written where it lies
+            v.write(&f, 0, &piece(0)).unwrap();
+            v.fsync(f.ino(), false).unwrap();
+            v.write(&f, MIB, &piece(1)).unwrap();
+            fault.add(Rule::new(Op::Write, Effect::Fail(5)).skip(n).times(1));
+            let changed = v.tenant_change("t", |b| (b.journal, b.space) = (to, Some(8 * MIB)));
+            let fired = fault.fired() > 0;
+            fault.clear();
+            let told = v.tenant("t").unwrap().budget;
+            late += u64::from(changed.is_err() && told.journal == to);
+            let holds = v.statfs_of(root).unwrap().blocks * BLOCK;
+            let most = told.space.unwrap();
+            assert!(holds <= most && holds > most / 2, "{from:?} to {to:?}, {n}: {holds}, {told:?}, {changed:?}");
+            drop(f);
+            v.crash();
+            if !fired {
+                break;
+            }
+        }
+    }
+    assert!(late > 0, "none failed so late: this test sees nothing");
 }
 
 #[test]

@@ -187,7 +187,8 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`] where there is no such tenant; [`Error::Invalid`], also where one that is not empty shall have no
-    /// journal; [`Error::ReadOnly`]; of the device: after a crash the budget may be the old or the new one.
+    /// journal; [`Error::ReadOnly`]; of the device: after a crash the budget may be the old or the new one, or the old one with the
+    /// new journal mode, which may hold by now, too.
     pub fn tenant_set(&self, name: &str, budget: TenantBudget) -> Result<Tenant> {
         self.tenant_change(name, |b| *b = budget)
     }
@@ -202,12 +203,11 @@ impl Volume {
         if self.read_only() {
             return Err(Error::ReadOnly);
         }
-        let (d, mut binding) = i.tenant(name).ok_or(Error::NotFound)?;
-        let mut budget = binding.budget();
+        let (d, before_it) = i.tenant(name).ok_or(Error::NotFound)?;
+        let (mut binding, mut budget) = (before_it.clone(), before_it.budget());
         change(&mut budget);
         checked(name, budget)?;
-        let (journal, devices) = (binding.journal, binding.devices);
-        let moves = devices != budget.devices;
+        let moves = before_it.devices != budget.devices;
         binding.set_budget(budget);
         binding.look_at_soft(d.space.used(), i.seconds());
         let before = i.room_and_promised(&d);
@@ -215,11 +215,13 @@ impl Volume {
             // nothing is changed where the devices cannot be; once more when they are
             i.check_devices(&i.bat.lock(), budget.devices)?;
         }
-        if binding.journal != journal {
-            // it writes, for which it may claim groups: devices change behind it
-            let to = std::mem::replace(&mut binding.devices, devices);
-            i.change_journal(&d, journal, &mut binding)?;
-            binding.devices = to;
+        if binding.journal != before_it.journal {
+            // By itself: it writes, for which it may claim groups on the devices until now, and fails perhaps when the header says
+            // so already. Whatever else that would say then would be told, and not hold.
+            let (journal, was) = (binding.journal, before_it.journal);
+            let mut to = Binding { journal, ..before_it };
+            i.change_journal(&d, was, &mut to)?;
+            binding.root_record = to.root_record;
         }
         if moves {
             let bat = i.bat.lock();
@@ -550,7 +552,7 @@ impl MountedVolume {
         }
     }
 
-    /// Has the header say what `to` says, durably, of a tenant whose domain used its journal as `before` says.
+    /// Has the header say what `to` says, durably, of a tenant whose domain used its journal as `before` says; nothing else differs.
     fn change_journal(&self, d: &Arc<Domain>, before: Option<JournalMode>, to: &mut Binding) -> Result<()> {
         if to.journal == before {
             return d.bind(Some(to));
