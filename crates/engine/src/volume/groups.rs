@@ -145,6 +145,14 @@ impl Bat {
         let kept = move |g| (self.is_kept(g) || is_among(g, forbidden)).then_some(DomainId(u16::MAX));
         self.owners().enumerate().map(move |(g, owner)| owner.or_else(|| kept(g))).take(self.claim_end())
     }
+    /// Groups that are nobody's and are claimed by nobody only since they are to be avoided for a moment, but these.
+    pub(super) fn avoided_but<'a>(&'a self, forbidden: &'a [Range<u32>]) -> impl Iterator<Item = u32> + 'a {
+        let end = self.claim_end() as u32;
+        let free = |g: &u32| self.entries[*g as usize].domain.is_none();
+        let only = |g: &u32| !self.unsure.contains(&(*g as usize)) && !self.drained.contains(g);
+        let may = move |g: &u32| *g < end && !is_among(*g as usize, forbidden);
+        self.avoided.iter().cloned().flatten().filter(may).filter(free).filter(only)
+    }
     /// Groups that the pairs on the device have room for.
     pub(super) fn room(&self) -> usize {
         self.entries.len()

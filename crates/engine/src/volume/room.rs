@@ -7,6 +7,7 @@
 
 use super::operation::METADATA_OF_WRITE;
 use super::{MountedVolume, Volume};
+use crate::device_set::DeviceSet;
 use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::nodes::NodeTable;
@@ -66,6 +67,14 @@ impl MountedVolume {
         let drained = bat.drained();
         self.drained[1].store(drained.end, Ordering::Relaxed);
         self.drained[0].store(drained.start, Ordering::Relaxed);
+    }
+
+    /// Groups on these devices that are nobody's, and that nobody claims for a moment ([`super::groups::Bat::avoid`]); and their data
+    /// blocks.
+    pub(super) fn avoided_on(&self, bat: &super::groups::Bat, devices: DeviceSet) -> (u64, u64) {
+        let (meta, not) = (u64::from(self.store.geometry().meta_blocks()), self.forbidden(devices));
+        let blocks = |g: u32| u64::from(self.store.group_blocks(g)).saturating_sub(meta);
+        bat.avoided_but(&not).fold((0, 0), |(n, all), g| (n + 1, all + blocks(g)))
     }
 
     /// The groups of a device that is drained: nobody claims them. A hint.
@@ -425,10 +434,12 @@ impl Volume {
             s.inodes_free += d.nodes.free_for_inodes();
         }
         let g = i.store.geometry();
-        let free_groups = u64::from(bat.free_groups());
         let unclaimed = i.shared.unclaimed.load(Ordering::Relaxed);
-        s.blocks += unclaimed;
-        s.free += unclaimed;
+        // those that nobody takes just now are there all the same
+        let (avoided, avoided_blocks) = i.avoided_on(&bat, DeviceSet::ALL);
+        let free_groups = u64::from(bat.free_groups()) + avoided;
+        s.blocks += unclaimed + avoided_blocks;
+        s.free += unclaimed + avoided_blocks;
         // whoever takes them keeps some back
         s.available += unclaimed - unclaimed / 64;
         // whoever takes them keeps some numbers back, too

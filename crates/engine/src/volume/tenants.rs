@@ -685,8 +685,8 @@ impl MountedVolume {
 
     /// Blocks that a domain could have at most beside those in use.
     fn most(&self, d: &Domain) -> u64 {
-        let s = d.space.stats();
-        (s.free + s.pending).saturating_sub(s.reserved) + self.shared.unclaimed_on(d.devices())
+        let (s, (_, avoided)) = (d.space.stats(), self.avoided_on(&self.bat.lock(), d.devices()));
+        (s.free + s.pending).saturating_sub(s.reserved) + self.shared.unclaimed_on(d.devices()) + avoided
     }
 
     /// Tenants whose root is not there are none: only damage that fsck mended leaves one.

@@ -1,7 +1,9 @@
 //! Groups that go from domain to domain while others use them, or fail.
 
 use crate::volume::kept::Kept;
-use crate::{Cred, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, SetAttr, Volume, mkfs};
+use crate::{
+    Cred, DeviceSet, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, SetAttr, TenantBudget, Volume, mkfs,
+};
 use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -148,5 +150,31 @@ fn an_error_of_a_neighbour_is_not_that_of_who_lacks_room() {
     assert!(!i.claim_emptied_group(d).unwrap());
     faults.clear();
     assert!(i.claim_emptied_group(d).unwrap());
+    v.unmount().unwrap();
+}
+
+/// Groups that nobody takes for a moment, while data moves to other devices, are there: `df` shows no smaller volume.
+#[test]
+fn groups_that_are_avoided_count_as_free() {
+    let devices: Vec<Arc<dyn Device>> = (0..2).map(|_| Arc::new(MemDevice::new(64 << 8)) as Arc<dyn Device>).collect();
+    let how = MkfsOptions { domains: Some(2), group_bytes: Some(4 << 20), ..MkfsOptions::default() };
+    mkfs::format(&devices, &how).unwrap();
+    let v = Volume::mount(devices, MountOptions { background: false, ..MountOptions::default() }).unwrap();
+    let budget = TenantBudget { devices: DeviceSet::of([0]).unwrap(), ..TenantBudget::default() };
+    let t = v.tenant_create(InodeNo::ROOT, b"t", 0o755, "t", budget, &Cred::root()).unwrap();
+    let (i, before, of_tenant) = (v.mounted(), v.statfs(), v.statfs_of(t.root).unwrap());
+    let avoid = |groups| {
+        let mut bat = i.bat.lock();
+        bat.avoid(groups);
+        i.count_unclaimed_in(&bat);
+    };
+    avoid(vec![i.groups_of_device(0)]);
+    let (now, its) = (v.statfs(), v.statfs_of(t.root).unwrap());
+    assert!(now.available < before.available, "they are no room for now");
+    let sizes = |s: &crate::StatFs| (s.blocks, s.free, s.inodes, s.inodes_free);
+    assert_eq!(sizes(&now), sizes(&before));
+    assert_eq!((its.blocks, its.free), (of_tenant.blocks, of_tenant.free));
+    avoid(Vec::new());
+    assert_eq!(sizes(&v.statfs()), sizes(&before));
     v.unmount().unwrap();
 }
