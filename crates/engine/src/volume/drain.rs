@@ -38,7 +38,7 @@ pub struct Drained {
     pub blocks: u64,
     /// Inodes that have their numbers there, or that of an overflow node.
     pub inodes: u64,
-    /// Directories in which these have a name.
+    /// Directories in which these have a name, as far as they can be read.
     pub directories: u64,
     /// Some of them, those with most inodes first.
     pub told: Vec<HeldDirectory>,
@@ -126,7 +126,12 @@ impl Volume {
                     Ok(record) => record.owner,
                     // it has gone, or moved, since
                     Err(Error::NotFound | Error::Corrupt(_)) => return Ok(()),
-                    Err(e) => return Err(e),
+                    // whose it is, and where it hangs, nobody knows
+                    Err(e) => {
+                        tracing::warn!("{node} keeps device {device}, and cannot be read: {e}");
+                        told.inodes += 1;
+                        return Ok(());
+                    }
                 };
                 told.inodes += 1;
                 *dirs.entry(self.first_link(owner).map(|l| l.parent)).or_default() += 1;
