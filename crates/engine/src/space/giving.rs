@@ -134,7 +134,7 @@ impl Space {
 
     /// [`Self::begin_emptying`] without a look at what is there.
     pub(crate) fn keep_out(&self, number: u32) -> Option<Emptying> {
-        let group = self.groups.read().get(&number).cloned()?;
+        let group = self.groups.read().get(&number).cloned().filter(|g| !g.is_closed())?;
         // Its blocks are taken from the account before nobody finds them any more: who has reserved some elsewhere finds those.
         let expected = i64::from(group.free());
         // what of it is withheld is nothing that ordinary reservations could have had

@@ -128,6 +128,16 @@ impl Space {
         self.groups.read().get(&group).is_some_and(|g| !g.is_closed())
     }
 
+    /// Groups of which no blocks are given out.
+    pub(crate) fn closed_groups(&self) -> Vec<u32> {
+        self.groups.read().iter().filter(|(_, g)| g.is_closed()).map(|(n, _)| *n).collect()
+    }
+
+    /// Whether there are such groups.
+    pub(crate) fn has_closed(&self) -> bool {
+        self.groups.read().values().any(|g| g.is_closed())
+    }
+
     /// The domain has nothing beyond what it `uses` until this is called with `None`. Under the lock of the group table.
     pub(crate) fn crowd(&self, uses: Option<u64>) {
         let most = uses.unwrap_or(u64::MAX);

@@ -3,7 +3,7 @@
 
 use crate::space::Emptying;
 use crate::types::DomainId;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 /// For so long it is not tried again to empty a group for another domain.
@@ -12,7 +12,8 @@ const STAYED: Duration = Duration::from_secs(5);
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
-    groups: Vec<(DomainId, Emptying)>,
+    /// By their numbers.
+    groups: BTreeMap<u32, (DomainId, Emptying)>,
     /// Groups that could not be emptied for another domain, since when.
     stayed: HashMap<u32, Instant>,
 }
@@ -20,18 +21,22 @@ pub(crate) struct Kept {
 impl Kept {
     /// Adds a group that is to be emptied.
     pub fn push(&mut self, domain: DomainId, group: Emptying) {
-        self.groups.push((domain, group));
+        self.groups.insert(group.number(), (domain, group));
     }
 
     /// One of them, to be emptied.
     pub fn take(&mut self, group: u32) -> Option<Emptying> {
-        let at = self.groups.iter().position(|(_, e)| e.number() == group)?;
-        Some(self.groups.swap_remove(at).1)
+        self.groups.remove(&group).map(|(_, e)| e)
     }
 
     /// All of them.
-    pub fn take_all(&mut self) -> impl Iterator<Item = (DomainId, Emptying)> + '_ {
-        self.groups.drain(..)
+    pub fn take_all(&mut self) -> impl Iterator<Item = (DomainId, Emptying)> {
+        std::mem::take(&mut self.groups).into_values()
+    }
+
+    /// The domains whose they are.
+    pub fn domains(&self) -> BTreeSet<DomainId> {
+        self.groups.values().map(|(d, _)| *d).collect()
     }
 
     /// A group could not be emptied for another domain: what lies there has a fixed place, say.

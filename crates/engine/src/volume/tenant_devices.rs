@@ -166,9 +166,11 @@ impl MountedVolume {
     /// Has nothing allocated where tenants may have no groups, as far as their domains have room elsewhere, and again where they
     /// may.
     pub(super) fn keep_tenants_off(&self, kept: &mut Kept) {
+        let have = kept.domains();
         for d in self.domains.iter().filter(|d| d.failed().is_none()) {
             let not = self.forbidden_groups(d);
-            if not.is_empty() && !d.space.has_shut() && !d.space.is_crowded() {
+            // what it has shut may be counted anew already
+            if not.is_empty() && !have.contains(&d.id) && !d.space.has_shut() && !d.space.is_crowded() {
                 continue;
             }
             let drained = self.drained_groups();
@@ -230,9 +232,21 @@ impl MountedVolume {
                 Ok(())
             })?;
         }
+        {
+            // also where there is none left: those that were kept may be the tenant's again
+            let mut kept = self.emptying.lock();
+            self.while_emptying(|| self.keep_drained(&mut kept));
+        }
         self.count_shut(d);
         self.hold_where_crowded(d);
         Ok(())
+    }
+
+    /// Whether nothing is allocated in a group although its domain may have it: while somebody empties it, or since the domain was
+    /// allowed it when another thread emptied groups.
+    fn has_left_closed(&self, d: &Domain, not: &[u32]) -> bool {
+        let drained = self.drained_groups();
+        d.space.closed_groups().iter().any(|g| !not.contains(g) && !drained.contains(g))
     }
 
     /// Whether groups can be claimed for so many blocks, and what others accepted still finds room.
@@ -248,7 +262,8 @@ impl MountedVolume {
         for d in self.domains.iter().filter(|d| d.failed().is_none()) {
             let devices = d.devices();
             let groups = self.forbidden_groups(d);
-            if groups.is_empty() && !d.space.has_shut() && !d.space.is_crowded() {
+            let rests = !d.space.has_shut() && !d.space.is_crowded() && !self.has_left_closed(d, &groups);
+            if groups.is_empty() && rests {
                 moves.0.remove(&d.id);
                 continue;
             }
