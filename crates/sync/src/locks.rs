@@ -125,6 +125,16 @@ impl<T: ?Sized, R: Rank, const S: bool> Mutex<T, R, S> {
     pub fn may_wait(&self) {
         drop(self.who.wait());
     }
+    /// Takes the lock where it becomes free in `time`; a thread under the scheduler, whenever it does.
+    ///
+    /// # Panics
+    /// Against the order of ranks, where that is checked.
+    #[track_caller]
+    pub fn lock_within(&self, time: Duration) -> Option<MutexGuard<'_, T>> {
+        let held = self.who.wait();
+        let guard = take::<R, _>(S, || self.lock.try_lock().map(Some), || self.lock.try_lock_for(time))?;
+        Some(MutexGuard { guard, held, section: Section::of(&self.lock) })
+    }
     /// Takes the lock where it is free.
     #[inline(always)]
     #[track_caller]

@@ -14,6 +14,7 @@ use crate::planted::sharing::{Place, share};
 use crate::quota::{self, Charge, Force};
 use crate::space::Space;
 use crate::types::*;
+use crate::volume::need::Need;
 use crate::volume::operation::{EXTENTS_OF_RECORD, METADATA_OF_WRITE, Op};
 use crate::volume::{MountedVolume, OpenFile, Volume};
 use braidfs_format::inode::IMMUTABLE;
@@ -396,7 +397,7 @@ impl MountedVolume {
                     }
                     Ok(None) => {
                         let (d, accepted) = (self.dom(c.domain), matches!(at, At::Accepted(_)));
-                        if accepted && d.space.lacks_promised() && self.claim_beyond_limit(d)? {
+                        if accepted && d.space.lacks_promised() && self.claim_beyond_limit(d, Need::Blocks)? {
                             continue;
                         }
                         let Err(e) = self.make_room(d, &mut attempt) else { continue };

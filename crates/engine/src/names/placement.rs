@@ -5,6 +5,7 @@ use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::MountedVolume;
+use crate::volume::need::Need;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -110,12 +111,13 @@ impl MountedVolume {
     }
 
     fn new_number(&self, dom: &Arc<Domain>, near: InodeNo, relocate: bool) -> Result<Option<InodeRef>> {
-        let mut given_back = false;
+        let (mut given_back, mut attempt) = (false, 0);
         loop {
             if let Some((node, generation)) = dom.nodes.alloc(Some(near.node()))? {
                 return Ok(Some(InodeRef { ino: node.inode(), generation }));
             }
-            if self.claim_group(dom)? {
+            // only what gives numbers out: else each group would be as good as none, and the next one be claimed
+            if !dom.space.at_limit() && self.claim_beyond_limit(dom, Need::Numbers)? {
                 continue;
             }
             if !given_back {
@@ -125,10 +127,11 @@ impl MountedVolume {
             }
             // for numbers, of which a limit of space is none
             let more = if dom.space.at_limit() {
-                self.claim_beyond_limit(dom)?
+                self.claim_beyond_limit(dom, Need::Numbers)?
             } else {
-                relocate && self.relocate_for(dom)?
+                relocate && self.relocate_for(dom, Need::Numbers, attempt)?
             };
+            attempt += 1;
             if !more {
                 return Ok(None);
             }

@@ -68,8 +68,8 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::ReadOnly`]; [`Error::Size`] where there is no such device, or no other one, or none that a tenant may use
-    /// ([`crate::TenantBudget::devices`]); [`Error::Busy`]; [`Error::Stopped`]
-    /// by `progress`; of a device.
+    /// ([`crate::TenantBudget::devices`]); [`Error::Busy`], also where the drain is ended meanwhile ([`Self::end_drain`]);
+    /// [`Error::Stopped`] by `progress`; of a device.
     pub fn drain_device(&self, device: usize, progress: &dyn Fn(u64, u64) -> bool) -> Result<Drained> {
         if self.read_only() {
             return Err(Error::ReadOnly);
@@ -80,12 +80,12 @@ impl Volume {
             i.while_emptying(|| -> Result<()> {
                 i.mark_drained(device, true)?;
                 i.let_go(&mut kept);
-                i.forget_removed()?;
-                let done = i.empty_device(&mut kept, device, progress);
                 i.keep_drained(&mut kept);
-                done
+                Ok(())
             })?;
         }
+        i.forget_removed()?;
+        i.empty_device(device, progress)?;
         self.what_keeps(device)
     }
 
@@ -255,18 +255,32 @@ impl MountedVolume {
     }
 
     /// Empties the groups of a device, from the last one on, and gives up those that no inode number keeps.
-    fn empty_device(&self, kept: &mut Kept, device: usize, progress: &dyn Fn(u64, u64) -> bool) -> Result<()> {
+    fn empty_device(&self, device: usize, progress: &dyn Fn(u64, u64) -> bool) -> Result<()> {
         let groups = self.groups_of_device(device);
         let all = u64::from(groups.end - groups.start);
-        // what moves out of one shall not come into another
-        self.keep_drained(kept);
         let mut tried = Vec::new();
         for (done, g) in (0..).zip(groups.rev()) {
             if !progress(done, all) {
                 return Err(Error::Stopped);
             }
-            let Some(d) = self.siblings.owner_of(g).map(|id| self.dom(id)) else { continue };
-            self.empty_group(kept, d, g, Some(&mut tried))?;
+            if self.shared.read_only.load(Ordering::SeqCst) || self.shared.closing.load(Ordering::SeqCst) {
+                return Err(Error::ReadOnly);
+            }
+            // others that wait for it come in between, and may have changed anything
+            let mut kept = self.emptying.lock();
+            self.while_emptying(|| -> Result<()> {
+                if drained_of(&self.sb.read()) != Some(device) {
+                    return Err(Error::Busy(format!("the drain of device {device} was ended meanwhile")));
+                }
+                // what moves out of one shall not come into another
+                self.keep_drained(&mut kept);
+                if let Some(d) = self.siblings.owner_of(g).map(|id| self.dom(id)) {
+                    let emptied = self.empty_group(&mut kept, d, g, Some(&mut tried));
+                    self.keep_drained(&mut kept);
+                    emptied?;
+                }
+                Ok(())
+            })?;
         }
         progress(all, all);
         Ok(())
@@ -302,3 +316,6 @@ impl MountedVolume {
         Ok(true)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,6 +6,7 @@
 
 use super::MountedVolume;
 use super::kept::Kept;
+use super::need::Need;
 use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::space::Emptying;
@@ -239,8 +240,8 @@ impl MountedVolume {
             }
             // a limit of space is none for what moves: as much becomes free
             let claimed = match &mut tried {
-                Some(tried) => self.lend_group(d, tried, &mut |_| {}),
-                None => self.claim_beyond_limit(d),
+                Some(tried) => self.lend_group(d, Need::Blocks, tried, &mut |_| {}),
+                None => self.claim_beyond_limit(d, Need::Blocks),
             };
             match claimed {
                 Ok(true) if begun.is_none() => begun = d.space.begin_emptying(group)?,

@@ -23,6 +23,7 @@ mod memory_calls;
 pub mod mount;
 mod mounted;
 pub mod moves;
+pub(crate) mod need;
 mod online_check;
 pub mod open_file;
 pub(crate) mod operation;

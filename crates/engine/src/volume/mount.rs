@@ -161,6 +161,7 @@ fn open(
         evicting: Mutex::new(()),
         calls: Arc::default(),
         emptying: Mutex::default(),
+        becomes_smaller: AtomicBool::new(false),
         cleaner_share: Mutex::default(),
         drained: Default::default(),
         claim_end: AtomicU32::new(u32::MAX),

@@ -70,6 +70,8 @@ pub(crate) struct MountedVolume {
     /// Held by the one that empties groups ([`Self::empty_sparse`]). Lock rank: outside all gates; not waited for by who
     /// holds it. With those that stay empty, as a device is drained.
     pub emptying: Mutex<Kept, rank::Emptying>,
+    /// Who holds it does so for long, for a volume that becomes smaller.
+    pub becomes_smaller: AtomicBool,
     /// What the cleaner may take of the devices, which others want, too.
     pub cleaner_share: Mutex<Share, rank::CleanerShare>,
     /// The groups of a device that is drained, as the table of owners has it: the first one, and the one behind the last.

@@ -14,6 +14,7 @@
 
 use super::MountedVolume;
 use super::kept::Kept;
+use super::need::{Need, may_wait};
 use super::room::accepted;
 use crate::budget;
 use crate::device_set::DeviceSet;
@@ -27,9 +28,11 @@ use std::time::{Duration, Instant};
 
 /// What moves changes the records of its files as well: room for that, beside an eighth of what moves.
 const METADATA_BLOCKS: u64 = 64;
-/// So long it is waited for another thread that empties groups, where a lock is held that others want.
+/// So long it is waited for another thread that empties groups, where a lock is held that others want, or where that thread
+/// does not let others in between.
 const PATIENCE: Duration = Duration::from_secs(2);
-const PAUSE: Duration = Duration::from_millis(5);
+/// So often it is looked whether it does.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// For whom a group is emptied.
 #[derive(Clone, Copy)]
@@ -60,21 +63,26 @@ impl Display for For<'_> {
 
 impl MountedVolume {
     /// Has another domain empty a group for `d`, which takes it; true also where this waited while another thread emptied groups:
-    /// there may be room now. The caller is inside no gate and holds no lock, and `d` is at no limit of its own.
+    /// there may be room now. `attempt` counts how often that was asked for one operation: who has waited often enough is not
+    /// told to try again for that alone. The caller is inside no gate and holds no lock, and `d` is at no limit of its own.
     ///
     /// # Errors
     /// Of the device; [`Error::ReadOnly`] where the volume has become so.
-    pub(crate) fn relocate_for(&self, d: &Arc<Domain>) -> Result<bool> {
+    pub(crate) fn relocate_for(&self, d: &Arc<Domain>, need: Need, attempt: u32) -> Result<bool> {
         if self.is_emptying() {
             return Ok(false); // it is the one for whom room is made
         }
-        let Some(mut kept) = self.emptying.try_lock() else {
-            drop(self.emptying.lock());
-            return Ok(true);
+        let mut kept = match self.emptying.try_lock() {
+            Some(kept) => kept,
+            None => match self.emptying_in_turn() {
+                Some(_) if may_wait(attempt) => return Ok(true),
+                Some(kept) => kept,
+                None => return Ok(false),
+            },
         };
         self.while_emptying(|| {
             let mut tried = kept.stayed();
-            self.lend_group(d, &mut tried, &mut |group| kept.note_stayed(group))
+            self.lend_group(d, need, &mut tried, &mut |group| kept.note_stayed(group))
         })
     }
 
@@ -83,9 +91,15 @@ impl MountedVolume {
     ///
     /// # Errors
     /// As there.
-    pub(super) fn lend_group(&self, d: &Arc<Domain>, tried: &mut Vec<u32>, stays: &mut dyn FnMut(u32)) -> Result<bool> {
+    pub(super) fn lend_group(
+        &self,
+        d: &Arc<Domain>,
+        need: Need,
+        tried: &mut Vec<u32>,
+        stays: &mut dyn FnMut(u32),
+    ) -> Result<bool> {
         loop {
-            if self.claim_beyond_limit(d)? {
+            if self.claim_beyond_limit(d, need)? {
                 return Ok(true);
             }
             if self.empty_cheapest(For::Domain(d), tried, stays)?.is_none() {
@@ -121,13 +135,18 @@ impl MountedVolume {
 
     /// The right to empty groups, unless another thread has it for longer. Who asks may hold the lock of the tenants.
     fn emptying_in_a_moment(&self) -> Option<MutexGuard<'_, Kept>> {
+        self.emptying.lock_within(PATIENCE)
+    }
+
+    /// The right to empty groups, once who has it lets it go: behind one block group. `None` where that takes long, since a volume
+    /// becomes smaller.
+    pub(super) fn emptying_in_turn(&self) -> Option<MutexGuard<'_, Kept>> {
         let end = Instant::now() + PATIENCE;
         loop {
-            let kept = self.emptying.try_lock();
-            if kept.is_some() || Instant::now() > end {
+            let kept = self.emptying.lock_within(LOOK);
+            if kept.is_some() || self.becomes_smaller.load(Ordering::SeqCst) && Instant::now() > end {
                 return kept;
             }
-            std::thread::sleep(PAUSE);
         }
     }
 
@@ -150,12 +169,13 @@ impl MountedVolume {
     /// As there.
     pub(crate) fn room_by_relocation(&self, d: &Arc<Domain>, want: u64) -> Result<u64> {
         let others = || self.domains.iter().filter(|o| o.id != d.id && o.failed().is_none());
-        let mut room = self.room(d, want);
+        let (mut room, mut attempt) = (self.room(d, want), 0);
         while room < want && !d.space.at_limit() {
             let most = others().map(|o| o.space.available()).sum::<u64>();
-            if want > room.saturating_add(most) || !self.relocate_for(d)? {
+            if want > room.saturating_add(most) || !self.relocate_for(d, Need::Blocks, attempt)? {
                 break;
             }
+            attempt += 1;
             room = self.room(d, want);
         }
         Ok(room)

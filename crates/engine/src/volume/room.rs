@@ -5,6 +5,7 @@
 //! told of room ([`Volume::statfs_of`]) counts just that. Before an operation is refused, another domain empties a group that is
 //! in use ([`super::relocate`]).
 
+use super::need::{Need, may_wait};
 use super::operation::METADATA_OF_WRITE;
 use super::{MountedVolume, Volume};
 use crate::device_set::DeviceSet;
@@ -91,7 +92,7 @@ impl MountedVolume {
         if d.space.at_limit() {
             return Ok(false);
         }
-        self.claim_beyond_limit(d)
+        self.claim_beyond_limit(d, Need::Blocks)
     }
 
     /// [`Self::claim_group`], also where a limit keeps the domain from using more blocks: it needs numbers of inodes, or what
@@ -99,7 +100,7 @@ impl MountedVolume {
     ///
     /// # Errors
     /// Of the device.
-    pub(crate) fn claim_beyond_limit(&self, d: &Arc<Domain>) -> Result<bool> {
+    pub(crate) fn claim_beyond_limit(&self, d: &Arc<Domain>, need: Need) -> Result<bool> {
         self.shared.check_alive()?;
         let before = d.space.groups().len();
         let mut bat = self.bat.lock();
@@ -110,7 +111,7 @@ impl MountedVolume {
         let free = match bat.find_free(&not) {
             None if self.give_back(&mut bat, Some(d.id), &not)? => bat.find_free(&not),
             // what was accepted before its tenant was kept off a device is not lost for want of room elsewhere
-            None if d.space.promised() > 0 => bat.find_free(&[]),
+            None if need == Need::Blocks && self.owes(d) => bat.find_free(&[]),
             found => found,
         };
         let Some(g) = free else { return Ok(false) };
@@ -232,11 +233,12 @@ impl MountedVolume {
     /// # Errors
     /// [`Error::ReadOnly`] where the volume has become so.
     fn empty_sparse_for(&self, d: &Domain) -> Result<bool> {
-        let mut any = self.wait_for_emptying();
         if EMPTYING.get() {
-            return Ok(any);
+            return Ok(false);
         }
-        let _one = self.emptying.lock();
+        let free = self.emptying.try_lock();
+        let mut any = free.is_none();
+        let Some(_one) = free.or_else(|| self.emptying_in_turn()) else { return Ok(false) };
         for o in self.domains.iter().filter(|o| o.id != d.id && o.failed().is_none()) {
             match self.empty_sparse_of(o) {
                 Ok(emptied) => any |= emptied,
@@ -258,13 +260,14 @@ impl MountedVolume {
         Ok(!d.space.at_limit() && self.empty_sparse_for(d)? && self.claim_group(d)?)
     }
 
-    /// Waits while another thread empties groups; whether one did.
-    fn wait_for_emptying(&self) -> bool {
-        if EMPTYING.get() || self.emptying.try_lock().is_some() {
+    /// Waits while another thread empties groups; whether one did, where what it has done may be room for `d`. Who is at a limit of
+    /// its own gains nothing by what becomes of others' groups.
+    fn wait_for_emptying(&self, d: &Domain) -> bool {
+        let gains = || !d.space.at_limit() || d.space.has_closed();
+        if EMPTYING.get() || !gains() || self.emptying.try_lock().is_some() {
             return false;
         }
-        drop(self.emptying.lock());
-        true
+        self.emptying_in_turn().is_some()
     }
 
     /// Whether this thread is the one that empties groups.
@@ -313,7 +316,10 @@ impl MountedVolume {
         // who is at a limit of its own gains nothing by what others do
         let others = !d.space.at_limit();
         let none = || {
-            let more = if others { self.relocate_for(d)? } else { self.wait_for_emptying() };
+            let more = match others {
+                true => self.relocate_for(d, Need::Blocks, n)?,
+                false => may_wait(n) && self.wait_for_emptying(d),
+            };
             if more { Ok(()) } else { Err(Error::NoSpace) }
         };
         if n >= 3 {
@@ -342,7 +348,7 @@ impl MountedVolume {
     /// [`Error::NoSpace`] where it is not; of the device.
     pub(crate) fn make_nodes(&self, d: &Arc<Domain>) -> Result<()> {
         let _phase = phases::enter(Phase::Space);
-        if self.claim_group(d)? {
+        if !d.space.at_limit() && self.claim_beyond_limit(d, Need::Numbers)? {
             return Ok(());
         }
         d.commit()?;
@@ -561,7 +567,7 @@ impl Volume {
             i.settle_all();
         }
         if i.room(d, want) < want {
-            i.wait_for_emptying();
+            i.wait_for_emptying(d);
         }
         let room = i.room_by_relocation(d, want)?;
         if i.shared.options.cached_above { self.claim_room(ino, want) } else { Ok(room) }

@@ -75,8 +75,10 @@ impl MountedVolume {
         progress: &dyn Fn(u64, u64) -> bool,
     ) -> Result<(SuperBlock, SuperBlock)> {
         let mut drained = self.emptying.lock();
+        // all of it at once: others do not wait for that
+        self.becomes_smaller.store(true, Ordering::SeqCst);
         // what it makes room for must not wait for what this thread holds
-        self.while_emptying(|| {
+        let done = self.while_emptying(|| {
             let (mut end, old, sb) = End::begin(self, smaller)?;
             // groups that a drain keeps empty are like any others for it
             self.let_go(&mut drained);
@@ -84,7 +86,9 @@ impl MountedVolume {
             drop(end);
             self.keep_drained(&mut drained);
             done.map(|()| (old, sb))
-        })
+        });
+        self.becomes_smaller.store(false, Ordering::SeqCst);
+        done
     }
 
     /// Bytes of the last device up to the end of `group`, with what is needed besides.

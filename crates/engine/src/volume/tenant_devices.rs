@@ -12,6 +12,7 @@ use super::drain::drained_of;
 use super::groups::Bat;
 use super::kept::Kept;
 use super::moves::{Elsewhere, Moves};
+use super::need::Need;
 use super::{MountedVolume, Volume};
 use crate::device_set::DeviceSet;
 use crate::domain::Domain;
@@ -138,7 +139,7 @@ impl MountedVolume {
                 if !self.has_open(d) || !self.leaves_enough(0) {
                     break;
                 }
-                match self.claim_beyond_limit(d) {
+                match self.claim_beyond_limit(d, Need::Blocks) {
                     Ok(true) => self.keep_drained(&mut kept),
                     Ok(false) => break,
                     Err(e) => {
