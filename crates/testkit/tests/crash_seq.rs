@@ -1,5 +1,5 @@
-//! Crashes in sequences that are known to be hard, then in those of one operation, then in samples of the others, as far as
-//! the limits reach, in an order that is always the same.
+//! Crashes in sequences that are known to be hard, in those of one operation and of several, and in random runs, some of each in
+//! turns, as far as the limits reach, in an order that is always the same.
 //!
 //! `BRAIDFS_CRASH_SECONDS` (default 300) and `BRAIDFS_CRASH_STATES` (default 150000) bound it. All of them, by hours:
 //! `make crash`. A failure is made short for `BRAIDFS_SHRINK_SECONDS` (60) and printed as a test to be kept.
@@ -10,6 +10,8 @@ use braidfs_testkit::crash::plan::Plan;
 use braidfs_testkit::crash::run::{TURNS, brief};
 use braidfs_testkit::crash::workload::{Kind, bases};
 use braidfs_testkit::env_number;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// Fewer states say nothing: recovery was too slow, or hardly anything was written.
@@ -24,8 +26,12 @@ fn crashes_in_short_sequences() {
     limits.states = env_number("BRAIDFS_CRASH_STATES", 150_000);
     limits.failures = 3;
     let start = Instant::now();
-    let report = brief(&plan, &bases, &limits, TURNS, &|_, _, _, _| {});
-    println!("{}", report.summary(start.elapsed()));
+    let done = Mutex::new(BTreeMap::new());
+    let report = brief(&plan, &bases, &limits, TURNS, &|part, n, _, _| {
+        done.lock().unwrap().insert(plan.part(part).name, n);
+    });
+    let done = done.into_inner().unwrap();
+    println!("{}\n{done:?}", report.summary(start.elapsed()));
     let failures: Vec<String> = report
         .failures
         .iter()
@@ -37,6 +43,7 @@ fn crashes_in_short_sequences() {
         })
         .collect();
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+    assert_eq!(done.len(), TURNS.len(), "not all parts were begun: BRAIDFS_CRASH_SECONDS or _STATES is too low");
     let (states, least) = (report.counts.states(), limits.states.min(LEAST_STATES));
     assert!(states >= least, "{states} crash states judged, {least} are the least: BRAIDFS_CRASH_SECONDS is too low");
     assert_eq!(report.counts.strays, 0, "recovery depends on more than what it reads");

@@ -77,7 +77,7 @@ struct Args {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Command {
-    /// Every sequence of one operation, samples of all others
+    /// Some of each kind of workload in turns
     Brief,
     /// Every workload; interrupt it at any time, the same command goes on
     Full,
