@@ -212,6 +212,11 @@ impl MountedVolume {
     /// Empties these groups of a domain, as far as its tenant may not have them, from the last one on. `go_on` is told how many
     /// were looked at.
     fn move_groups(&self, d: &Arc<Domain>, groups: Vec<u32>, go_on: &dyn Fn(u64) -> bool) -> Result<()> {
+        if groups.is_empty() {
+            // those that were kept may be the tenant's again
+            let mut kept = self.emptying.lock();
+            self.while_emptying(|| self.keep_drained(&mut kept));
+        }
         for (done, g) in (0..).zip(groups.into_iter().rev()) {
             if !go_on(done) {
                 return Err(Error::Stopped);
@@ -232,11 +237,6 @@ impl MountedVolume {
                 }
                 Ok(())
             })?;
-        }
-        {
-            // also where there is none left: those that were kept may be the tenant's again
-            let mut kept = self.emptying.lock();
-            self.while_emptying(|| self.keep_drained(&mut kept));
         }
         self.count_shut(d);
         self.hold_where_crowded(d);

@@ -12,23 +12,23 @@ pub type Progress<'p> = &'p (dyn Fn(Part, u64, u64, &Counts) + Sync);
 
 /// Workloads of a turn of a brief run, by part: so few that one of 150,000 states has several turns.
 pub const TURNS: &[(Part, u64)] = &[
-    (Part::Hard, 6),
-    (Part::NamesMet, 12),
-    (Part::One, 48),
-    (Part::OneBeside, 24),
-    (Part::Two, 96),
-    (Part::Groups, 3),
-    (Part::Pieces, 12),
-    (Part::Three, 24),
-    (Part::Pressed, 24),
-    (Part::Alone, 12),
-    (Part::TwoBeside, 48),
-    (Part::AloneBeside, 12),
-    (Part::Random, 2),
+    (Part::Hard, 1),
+    (Part::NamesMet, 2),
+    (Part::One, 6),
+    (Part::OneBeside, 3),
+    (Part::Two, 12),
+    (Part::Groups, 1),
+    (Part::Pieces, 2),
+    (Part::Three, 4),
+    (Part::Pressed, 3),
+    (Part::Alone, 2),
+    (Part::TwoBeside, 6),
+    (Part::AloneBeside, 2),
+    (Part::Random, 1),
     #[cfg(feature = "schedule")]
-    (Part::Threads, 2),
+    (Part::Threads, 1),
     #[cfg(feature = "schedule")]
-    (Part::ThreadsBeside, 2),
+    (Part::ThreadsBeside, 1),
 ];
 
 /// All parts in turns, each from its beginning, until a limit is reached: a few hard workloads would else take all the time of a
