@@ -356,9 +356,6 @@ pub struct MountOptions {
     /// the device has them, a commit comes before much memory is dirty, so that a long write goes through few pages, and
     /// what is read of the device goes to who asks and is not kept.
     pub cached_above: bool,
-    /// Who writes may hold writes back that it has accepted, as the kernel does in a writeback cache: when a tenant's limit goes
-    /// down they are had up to the limit before, until there are none any more ([`crate::Volume::promises_are_kept`]).
-    pub writes_held_above: bool,
     /// As of the last checkpoint: no journal is replayed. To look at a volume that somebody else has mounted (read-only,
     /// see [`crate::Volume::look_at`]).
     pub checkpoint_only: bool,
@@ -405,7 +402,6 @@ impl Default for MountOptions {
             cache_bytes: 0,
             readahead: 1 << 20,
             cached_above: false,
-            writes_held_above: false,
             checkpoint_only: false,
             discard: false,
             defragment: true,

@@ -295,7 +295,7 @@ fn what_was_accepted_before_is_not_lost() {
     let (all, v) = volume(&[24, 96]);
     drop(v);
     let options =
-        MountOptions { cache_bytes: 64 * MIB, background: false, writes_held_above: true, ..MountOptions::default() };
+        MountOptions { cache_bytes: 64 * MIB, background: false, cached_above: true, ..MountOptions::default() };
     let v = Volume::mount(all.clone(), options).unwrap();
     let root = tenant(&v, &[0], None);
     let f = file(&v, root, "f");
@@ -326,56 +326,6 @@ fn what_was_accepted_before_is_not_lost() {
     assert_eq!((left.groups, left.crowded), (0, false), "{left:?}");
     drop(f);
     close(v, &all);
-}
-
-/// Where nobody holds writes back none are waited for: a tenant that may use fewer devices gets no group on others, moves at once,
-/// and is refused when its devices are full. That is so below a cache that keeps what is read alone, too.
-#[test]
-fn nothing_was_accepted_where_nobody_holds_writes_back() {
-    for cached_above in [false, true] {
-        let (all, v) = volume(&[48, 96]);
-        drop(v);
-        let options =
-            MountOptions { cache_bytes: 64 * MIB, background: false, cached_above, ..MountOptions::default() };
-        let v = Volume::mount(all.clone(), options).unwrap();
-        let root = tenant(&v, &[0], None);
-        let f = file(&v, root, "f");
-        allow(&v, &[0, 1]).unwrap();
-        fill(&v, &f, 4);
-        v.sync().unwrap();
-        allow(&v, &[0]).unwrap();
-        let calls = Cell::new(0);
-        let few = |_, _| {
-            calls.set(calls.get() + 1);
-            calls.get() < 100
-        };
-        let elsewhere = v.tenant_move("t", &few).unwrap();
-        assert_eq!(elsewhere.groups, 0, "{elsewhere:?}");
-        let full = fill(&v, &f, ALL);
-        assert!(full < 48 * MIB && groups(&v)[1] == 0, "{full} {:?}", groups(&v));
-        drop(f);
-        close(v, &all);
-    }
-}
-
-/// Who needs numbers takes no group on a device that it may not use, which gives none out, whatever was accepted before.
-#[test]
-fn numbers_are_not_looked_for_on_other_devices() {
-    let (all, v) = volume(&[24, 96]);
-    drop(v);
-    let options =
-        MountOptions { cache_bytes: 64 * MIB, background: false, writes_held_above: true, ..MountOptions::default() };
-    let v = Volume::mount(all.clone(), options).unwrap();
-    let root = tenant(&v, &[0], None);
-    allow(&v, &[0, 1]).unwrap();
-    allow(&v, &[0]).unwrap();
-    let nobodys = small::groups_of_nobody(&v);
-    let create = |n: u32| v.create(root, format!("n{n}").as_bytes(), &small::new_node(FileKind::File), &Cred::root());
-    let made = (0..100_000).take_while(|n| create(*n).is_ok()).count();
-    assert!(made > 300 && matches!(create(made as u32), Err(Error::NoSpace)), "{made}");
-    assert!(groups(&v)[1] <= 2, "{:?}", groups(&v));
-    assert!(small::groups_of_nobody(&v) + 8 > nobodys);
-    drop(v);
 }
 
 #[test]

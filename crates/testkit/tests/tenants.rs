@@ -20,12 +20,6 @@ fn mount(device: &Arc<dyn Device>) -> Volume {
     Volume::mount(vec![Arc::clone(device)], options).unwrap()
 }
 
-/// Below a front end that holds accepted writes back.
-fn mount_below_cache(device: &Arc<dyn Device>) -> Volume {
-    let options = MountOptions { cache_bytes: 64 * MIB, writes_held_above: true, ..MountOptions::default() };
-    Volume::mount(vec![Arc::clone(device)], options).unwrap()
-}
-
 fn close(v: Volume, device: &Arc<dyn Device>) {
     small::close(v, std::slice::from_ref(device));
 }
@@ -386,7 +380,7 @@ fn header_pair(v: &Volume, domain: u16) -> std::ops::Range<u64> {
 fn a_lower_limit_loses_nothing_that_was_accepted() {
     let device = memory(96);
     format(&device);
-    let v = mount_below_cache(&device);
+    let v = mount(&device);
     let before = 32 * MIB / BLOCK;
     let t = tenant(&v, "t", before * BLOCK);
     let f = file(&v, t, "f");
@@ -421,7 +415,7 @@ fn a_lower_limit_loses_nothing_that_was_accepted() {
 fn small_writes_do_not_use_up_what_was_promised() {
     let device = memory(96);
     format(&device);
-    let v = mount_below_cache(&device);
+    let v = mount(&device);
     let t = tenant(&v, "t", 24 * MIB);
     let f = file(&v, t, "f");
     v.write(&f, 0, &vec![1; 4 << 20]).unwrap();

@@ -17,8 +17,8 @@ use braidfs_device::{
     open_claimed_devices,
 };
 use braidfs_fuse::{
-    Cache, DaemonError, DeadMount, Guard, Heir, Looked, MountConfig, Progress, Ready, SuperviseError, Supervised,
-    TellDevices, Upgradable, daemonize, dead_at, greeting, look_after, serve, supervise,
+    DaemonError, DeadMount, Guard, Heir, Looked, MountConfig, Progress, Ready, SuperviseError, Supervised, TellDevices,
+    Upgradable, daemonize, dead_at, greeting, look_after, serve, supervise,
 };
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::ffi::OsStr;
@@ -256,7 +256,6 @@ fn volume_options(spec: &MountSpec, default_commit: Duration) -> MountOptions {
         lazytime: spec.lazytime,
         cache_bytes: spec.cache_bytes,
         cached_above: true,
-        writes_held_above: spec.write_cache == Cache::Back,
         paced_above: true,
         discard: spec.discard,
         defragment: !spec.nodefrag,

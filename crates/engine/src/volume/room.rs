@@ -111,7 +111,7 @@ impl MountedVolume {
         let free = match bat.find_free(&not) {
             None if self.give_back(&mut bat, Some(d.id), &not)? => bat.find_free(&not),
             // what was accepted before its tenant was kept off a device is not lost for want of room elsewhere
-            None if need == Need::Blocks && self.owes(d) => bat.find_free(&[]),
+            None if need == Need::Blocks && d.space.promised() > 0 => bat.find_free(&[]),
             found => found,
         };
         let Some(g) = free else { return Ok(false) };

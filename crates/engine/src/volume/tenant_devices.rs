@@ -88,8 +88,8 @@ impl MountedVolume {
     }
 
     /// What a front end has accepted may still come, and lie anywhere.
-    pub(super) fn owes(&self, d: &Domain) -> bool {
-        d.space.promised() > 0
+    fn owes(&self, d: &Domain) -> bool {
+        self.shared.options.cached_above && d.space.promised() > 0
     }
 
     /// # Errors
@@ -255,7 +255,7 @@ impl MountedVolume {
         let g = self.store.geometry();
         let all = u64::from(g.groups) * u64::from(g.group_blocks());
         let least = LEFT_TO_OTHERS.min(all / LEFT_PART);
-        !self.shared.options.writes_held_above || self.shared.unclaimed.load(Ordering::Relaxed) > blocks + least
+        !self.shared.options.cached_above || self.shared.unclaimed.load(Ordering::Relaxed) > blocks + least
     }
 
     /// The background empties what tenants have where they may have nothing; `stop`: whether the volume ends.

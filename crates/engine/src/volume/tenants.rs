@@ -182,9 +182,8 @@ impl Volume {
     }
 
     /// Changes what a tenant may use, while it is in use; durable when this returns. A limit below what is in use keeps the
-    /// tenant from using more. What a front end that holds writes back ([`crate::MountOptions::writes_held_above`]) accepted before
-    /// it is had up to the limit that there was ([`Self::write_accepted`]), until the front end says that there is no more of it
-    /// ([`Self::promises_are_kept`]).
+    /// tenant from using more. What a front end accepted before it is had up to the limit that there was
+    /// ([`Self::write_accepted`]), until the front end says that there is no more of it ([`Self::promises_are_kept`]).
     ///
     /// # Errors
     /// [`Error::NotFound`] where there is no such tenant; [`Error::Invalid`], also where one that is not empty shall have no
@@ -629,8 +628,6 @@ impl MountedVolume {
         d.set_memory(held.least, held.most);
         d.budget.set(&tenant.map(|b| b.rates).unwrap_or_default(), tenant.and_then(|b| b.serving));
         self.shared.note_limits(&d.budget);
-        // nobody else holds what was accepted, nor would say when there is none any more
-        let promised = if self.shared.options.writes_held_above { promised } else { 0 };
         // no group is claimed or given back meanwhile
         let _bat = self.bat.lock();
         d.space.set_hard_limit(tenant.and_then(|b| b.most(self.seconds())), promised);
