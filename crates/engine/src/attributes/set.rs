@@ -145,8 +145,7 @@ impl Volume {
                 st.durability.operation_changes_data();
             }
             if leaves_place {
-                let size = st.size;
-                i.dirty_last_page(i.dom(c.domain), &mut st, size);
+                i.dirty_last_page(i.dom(c.domain), &mut st);
             }
             set_in(op.tx(c.domain).id, &mut st, set, c.kind, now, before);
             if c.kind == FileKind::Dir && !only_times(set) {

@@ -243,9 +243,7 @@ impl Domain {
                 self.shared.forget_name_time(b.last_name_time());
             }
             self.cells.remove(c);
-            let own = Memory::of(c);
-            self.memory.add_index_bytes(-(own.index_bytes as i64));
-            self.memory.add_attached(-(own.attached as i64));
+            self.memory.cells_left(&Memory::of(c));
         }
         self.space.unreserve(tx.take_credits());
         drop(work);

@@ -66,8 +66,7 @@ impl Domain {
         match self.cells.insert_loaded(cell.clone(), before) {
             Some(c) => {
                 if Arc::ptr_eq(&c, &cell) {
-                    self.memory.add_index_bytes(own.index_bytes as i64);
-                    self.memory.add_attached(own.attached as i64);
+                    self.memory.cells_came(&own);
                 }
                 Ok(Some(c))
             }

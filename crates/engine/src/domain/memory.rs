@@ -5,7 +5,7 @@
 //! ([`Looks`], [`MemoryUse::exceeds_ceiling`]).
 
 use super::tx::CELL_COST;
-use crate::cell::cache::CELL_BYTES;
+use crate::cell::cache::{CELL_BYTES, Memory};
 use crate::types::MemoryBudget;
 use braidfs_format::domain::DomainHeader;
 use braidfs_sync::slots::{Line, PerSlot};
@@ -208,6 +208,16 @@ impl MemoryUse {
         if bytes != 0 {
             self.parts.mine().attached.fetch_add(bytes, Relaxed);
         }
+    }
+    /// Cells with this came into memory.
+    pub fn cells_came(&self, own: &Memory) {
+        self.add_index_bytes(own.index_bytes as i64);
+        self.add_attached(own.attached as i64);
+    }
+    /// Cells with this left it.
+    pub fn cells_left(&self, own: &Memory) {
+        self.add_index_bytes(-(own.index_bytes as i64));
+        self.add_attached(-(own.attached as i64));
     }
     /// Memory answered a read alone. Without a locked instruction: of threads that share a slot, where they are more than
     /// slots, one may be lost.

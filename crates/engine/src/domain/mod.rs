@@ -408,8 +408,7 @@ impl Domain {
             self.ahead.thrown_out(gone.pages as u64, self.memory.may_hold());
         }
         self.memory.remove(gone.pages, 0);
-        self.memory.add_index_bytes(-(gone.index_bytes as i64));
-        self.memory.add_attached(-(gone.attached as i64));
+        self.memory.cells_left(&gone);
     }
 
     /// Marks a cell as changed in `tx`: serialises it first where an older transaction still has to (the cooperative

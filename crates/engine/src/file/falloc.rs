@@ -306,8 +306,7 @@ impl MountedVolume {
         // also where what follows ends in the middle
         st.durability.operation_changes_data();
         if grows {
-            let size = st.size;
-            self.dirty_last_page(d, st, size);
+            self.dirty_last_page(d, st);
         }
         if zeroing {
             let had = self.shared.quotas.blocks_of(st);

@@ -54,9 +54,10 @@ impl MountedVolume {
     /// the end of the file, to be written again ([`Self::dirty_last_page`]). On the device there may be bytes of a write
     /// that a crash undid. False where room must be made first.
     pub(crate) fn load_last_page(&self, c: &Cell, st: &mut State, end: u64, charge: &mut Charge<'_>) -> Result<bool> {
-        if st.flags & NOCOW == 0 || end <= st.size {
-            return Ok(true);
-        }
+        if st.flags & NOCOW == 0 || end <= st.size { Ok(true) } else { self.load_tail(c, st, charge) }
+    }
+
+    fn load_tail(&self, c: &Cell, st: &mut State, charge: &mut Charge<'_>) -> Result<bool> {
         let Some(lblk) = written_tail(st) else { return Ok(true) };
         self.dom(c.domain).load_pages(c, st, lblk, 1)?;
         self.reserve_pages(c, st, (lblk, lblk), charge)
@@ -65,19 +66,17 @@ impl MountedVolume {
     /// [`Self::load_last_page`] before a file is no longer overwritten in place: afterwards nobody looks for such bytes. The
     /// page is then written elsewhere, and has a block reserved for that.
     pub(crate) fn load_page_to_move(&self, c: &Cell, st: &mut State, charge: &mut Charge<'_>) -> Result<bool> {
-        let Some(lblk) = written_tail(st) else { return Ok(true) };
-        self.dom(c.domain).load_pages(c, st, lblk, 1)?;
         st.flags &= !NOCOW;
-        let reserved = self.reserve_pages(c, st, (lblk, lblk), charge);
+        let loaded = self.load_tail(c, st, charge);
         st.flags |= NOCOW;
-        reserved
+        loaded
     }
 
-    /// Marks the page that [`Self::load_last_page`] brought dirty; `size` is the file's before it grows.
-    pub(crate) fn dirty_last_page(&self, d: &Domain, st: &mut State, size: u64) {
-        let written = st.flags & NOCOW != 0 && written_tail(st).is_some();
+    /// Marks the page that [`Self::load_last_page`] brought dirty: before the file grows.
+    pub(crate) fn dirty_last_page(&self, d: &Domain, st: &mut State) {
+        let Some(lblk) = written_tail(st).filter(|_| st.flags & NOCOW != 0) else { return };
         let Body::File(f) = &mut st.body else { return };
-        if written && !f.pages.is_dirty(size / PAGE) && f.pages.dirty(size / PAGE) {
+        if !f.pages.is_dirty(lblk) && f.pages.dirty(lblk) {
             d.memory.add(0, 1);
         }
     }

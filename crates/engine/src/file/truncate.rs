@@ -63,7 +63,7 @@ impl MountedVolume {
         let d = self.dom(c.domain);
         let old = st.size;
         if size > old {
-            self.dirty_last_page(d, st, old);
+            self.dirty_last_page(d, st);
         }
         st.size = size;
         let Body::File(f) = &mut st.body else { return };

@@ -273,7 +273,7 @@ impl MountedVolume {
         st.durability.operation_changes_data();
         let old_size = st.size;
         if end > old_size {
-            self.dirty_last_page(self.dom(c.domain), &mut st, old_size);
+            self.dirty_last_page(self.dom(c.domain), &mut st);
         }
         st.size = st.size.max(end);
         let size = st.size;

@@ -259,29 +259,17 @@ impl MountedVolume {
         let groups = self.groups_of_device(device);
         let all = u64::from(groups.end - groups.start);
         let mut tried = Vec::new();
-        for (done, g) in (0..).zip(groups.rev()) {
-            if !progress(done, all) {
-                return Err(Error::Stopped);
+        self.group_by_group(groups.rev(), &|done| progress(done, all), &mut |kept, g| {
+            if drained_of(&self.sb.read()) != Some(device) {
+                return Err(Error::Busy(format!("the drain of device {device} was ended meanwhile")));
             }
-            if self.shared.read_only.load(Ordering::SeqCst) || self.shared.closing.load(Ordering::SeqCst) {
-                return Err(Error::ReadOnly);
+            if let Some(d) = self.siblings.owner_of(g).map(|id| self.dom(id)) {
+                let emptied = self.empty_group(kept, d, g, Some(&mut tried));
+                self.keep_drained(kept);
+                emptied?;
             }
-            // others that wait for it come in between, and may have changed anything
-            let mut kept = self.emptying.lock();
-            self.while_emptying(|| -> Result<()> {
-                if drained_of(&self.sb.read()) != Some(device) {
-                    return Err(Error::Busy(format!("the drain of device {device} was ended meanwhile")));
-                }
-                // what moves out of one shall not come into another
-                self.keep_drained(&mut kept);
-                if let Some(d) = self.siblings.owner_of(g).map(|id| self.dom(id)) {
-                    let emptied = self.empty_group(&mut kept, d, g, Some(&mut tried));
-                    self.keep_drained(&mut kept);
-                    emptied?;
-                }
-                Ok(())
-            })?;
-        }
+            Ok(())
+        })?;
         progress(all, all);
         Ok(())
     }

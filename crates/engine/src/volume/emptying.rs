@@ -172,6 +172,34 @@ impl MountedVolume {
         }
     }
 
+    /// Does `work` for each of these groups, with nothing allocated where devices are drained, or tenants may have nothing: what moves
+    /// out of one shall not come into another. Others that wait for the right to empty groups come in between, and may have
+    /// changed anything. `go_on` is told how many were looked at.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] by `go_on`; [`Error::ReadOnly`]; of `work`.
+    pub(super) fn group_by_group(
+        &self,
+        groups: impl Iterator<Item = u32>,
+        go_on: &dyn Fn(u64) -> bool,
+        work: &mut dyn FnMut(&mut Kept, u32) -> Result<()>,
+    ) -> Result<()> {
+        for (done, g) in (0..).zip(groups) {
+            if !go_on(done) {
+                return Err(Error::Stopped);
+            }
+            if self.shared.read_only.load(Ordering::SeqCst) || self.shared.closing.load(Ordering::SeqCst) {
+                return Err(Error::ReadOnly);
+            }
+            let mut kept = self.emptying.lock();
+            self.while_emptying(|| {
+                self.keep_drained(&mut kept);
+                work(&mut kept, g)
+            })?;
+        }
+        Ok(())
+    }
+
     /// They are like any others.
     pub(super) fn let_go(&self, kept: &mut Kept) {
         kept.take_all().for_each(|(d, e)| self.dom(d).space.end_emptying(e));

@@ -217,27 +217,15 @@ impl MountedVolume {
             let mut kept = self.emptying.lock();
             self.while_emptying(|| self.keep_drained(&mut kept));
         }
-        for (done, g) in (0..).zip(groups.into_iter().rev()) {
-            if !go_on(done) {
-                return Err(Error::Stopped);
+        self.group_by_group(groups.into_iter().rev(), go_on, &mut |kept, g| {
+            let there = self.siblings.owner_of(g) == Some(d.id) && self.is_forbidden(d, g);
+            let (used, has) = (d.space.used_in(g), d.space.movable());
+            if there && !self.owes(d) && (has >= used || self.leaves_enough(used - has)) {
+                self.empty_group(kept, d, g, None)?;
+                self.keep_drained(kept);
             }
-            if self.shared.read_only.load(Ordering::SeqCst) || self.shared.closing.load(Ordering::SeqCst) {
-                return Err(Error::ReadOnly);
-            }
-            // others that wait for it come in between
-            let mut kept = self.emptying.lock();
-            self.while_emptying(|| -> Result<()> {
-                // what moves out of one shall not come into another
-                self.keep_drained(&mut kept);
-                let there = self.siblings.owner_of(g) == Some(d.id) && self.is_forbidden(d, g);
-                let (used, has) = (d.space.used_in(g), d.space.movable());
-                if there && !self.owes(d) && (has >= used || self.leaves_enough(used - has)) {
-                    self.empty_group(&mut kept, d, g, None)?;
-                    self.keep_drained(&mut kept);
-                }
-                Ok(())
-            })?;
-        }
+            Ok(())
+        })?;
         self.count_shut(d);
         self.hold_where_crowded(d);
         Ok(())
