@@ -257,3 +257,18 @@ fn blocks_behind_the_end_go_by_a_truncate_to_the_same_size() {
     }
     empties(device, v);
 }
+
+/// A truncate to the size that a file has writes nothing: nothing was reserved for it.
+#[test]
+fn truncating_to_the_same_size_needs_no_room() {
+    let (device, v) = volume();
+    let all: Vec<OpenFile> = (0..600).map(|n| file(&v, ROOT, &format!("{n}"))).collect();
+    all.iter().for_each(|f| assert_eq!(v.write(f, 0, &[7; 5000]).unwrap(), 5000));
+    v.sync().unwrap();
+    fill(&v, &file(&v, ROOT, "large"));
+    for f in &all {
+        v.setattr(f.ino(), &SetAttr { size: Some(5000), ..SetAttr::default() }).unwrap();
+    }
+    drop(all);
+    empties(device, v);
+}

@@ -13,7 +13,6 @@ use super::Domain;
 use super::serialise::WriteBatch;
 use super::tx::Tx;
 use super::work::{Share, Work};
-use crate::cell::cache::Memory;
 use crate::cell::{Body, Cell};
 use crate::error::{Error, Result};
 use crate::planted::sharing::{Place, share};
@@ -242,8 +241,7 @@ impl Domain {
             if let Body::Dir(b) = &c.state.read().body {
                 self.shared.forget_name_time(b.last_name_time());
             }
-            self.cells.remove(c);
-            self.memory.cells_left(&Memory::of(c));
+            self.forget_cell(c);
         }
         self.space.unreserve(tx.take_credits());
         drop(work);

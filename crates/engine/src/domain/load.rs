@@ -87,6 +87,12 @@ impl Domain {
         (Arc::new(cell), own)
     }
 
+    /// Takes a cell out of the cache, and what goes with it out of the count of memory.
+    pub(super) fn forget_cell(&self, cell: &Arc<Cell>) {
+        self.cells.remove(cell);
+        self.memory.cells_left(&Memory::of(cell));
+    }
+
     /// The cell of an inode from its records, of which the first is where `entry` says.
     fn decode(&self, ino: InodeNo, entry: &NodeEntry) -> Result<Cell> {
         let mut fetch = |n: NodeId| {

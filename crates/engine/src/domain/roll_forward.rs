@@ -78,7 +78,11 @@ impl Domain {
     /// The inode of a roll-forward record as the committed transactions have it; `None` where it is new.
     fn older_than_record(&self, inode: &NodeRecord) -> Result<Option<Arc<Cell>>> {
         match self.find(inode.node.inode()) {
-            Ok(old) => Ok(old.filter(|c| c.generation == inode.generation)),
+            Ok(Some(old)) if old.generation != inode.generation => {
+                self.forget_cell(&old);
+                Ok(None)
+            }
+            Ok(old) => Ok(old),
             // the record that was synced says all; blocks that only the lost one names are found by a check
             Err(Error::Corrupt(why)) if inode.flags & DIR == 0 => {
                 tracing::error!("{}: {why}; restored as it was synced", inode.node);
@@ -111,7 +115,7 @@ impl Domain {
         let nodes = old.nodes(&st).into_iter().filter(|n| !new_nodes.contains(n)).collect();
         let replaced = Replaced { links: st.links.to_vec(), parts, nodes };
         drop(st);
-        self.cells.remove(old);
+        self.forget_cell(old);
         replaced
     }
 

@@ -79,7 +79,9 @@ impl MountedVolume {
         }
         // also where the size stays: what was allocated behind it goes
         self.drop_blocks(op, c, f, size.div_ceil(PAGE)..LBLK_MAX + 1);
-        if !size.is_multiple_of(PAGE) && f.pages.zero_tail(size / PAGE, (size % PAGE) as usize) == Some(true) {
+        // behind an end that stays there are zeros already, and nothing was reserved to write them
+        let cut = size < old && !size.is_multiple_of(PAGE);
+        if cut && f.pages.zero_tail(size / PAGE, (size % PAGE) as usize) == Some(true) {
             d.memory.add(0, 1);
         }
         if size == 0 && f.pages.is_empty() && f.map.extent_count() == 0 {

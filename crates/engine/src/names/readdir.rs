@@ -56,8 +56,16 @@ impl MountedVolume {
     ///
     /// # Errors
     /// [`Error::NotFound`] where it was removed; [`Error::NotDir`]; of the device.
-    pub(crate) fn children_at_once(&self, dir: InodeNo) -> Result<Vec<InodeRef>> {
-        let c = self.dir_cell(dir)?;
+    pub(crate) fn children_at_once(&self, dir: InodeRef) -> Result<Vec<InodeRef>> {
+        let c = self.dir_cell(dir.ino)?;
+        if !c.is(dir) {
+            return Err(Error::NotFound);
+        }
+        // first in parts, which brings them into memory: nobody waits for all of them to be read
+        let mut pos = 2;
+        while let Some(last) = self.entries_after(&c, pos, &mut None)?.last() {
+            pos = last.hash;
+        }
         let mut st = c.state.write();
         check_alive(&st)?;
         let mut all = Vec::new();

@@ -125,7 +125,9 @@ impl Volume {
                 let owner = match d.nodes.load(node, &entry) {
                     Ok(record) => record.owner,
                     // it has gone, or moved, since
-                    Err(Error::NotFound | Error::Corrupt(_)) => return Ok(()),
+                    Err(Error::NotFound | Error::Corrupt(_)) if d.nodes.get(node).is_ok_and(|now| now != entry) => {
+                        return Ok(());
+                    }
                     // whose it is, and where it hangs, nobody knows
                     Err(e) => {
                         tracing::warn!("{node} keeps device {device}, and cannot be read: {e}");
@@ -260,9 +262,7 @@ impl MountedVolume {
         let all = u64::from(groups.end - groups.start);
         let mut tried = Vec::new();
         self.group_by_group(groups.rev(), &|done| progress(done, all), &mut |kept, g| {
-            if drained_of(&self.sb.read()) != Some(device) {
-                return Err(Error::Busy(format!("the drain of device {device} was ended meanwhile")));
-            }
+            self.check_drains(device)?;
             if let Some(d) = self.siblings.owner_of(g).map(|id| self.dom(id)) {
                 let emptied = self.empty_group(kept, d, g, Some(&mut tried));
                 self.keep_drained(kept);
@@ -270,8 +270,18 @@ impl MountedVolume {
             }
             Ok(())
         })?;
+        self.check_drains(device)?;
         progress(all, all);
         Ok(())
+    }
+
+    /// # Errors
+    /// [`Error::Busy`] where a drain was ended.
+    fn check_drains(&self, device: usize) -> Result<()> {
+        match drained_of(&self.sb.read()) {
+            Some(n) if n == device => Ok(()),
+            _ => Err(Error::Busy(format!("the drain of device {device} was ended meanwhile"))),
+        }
     }
 
     /// Empties a group, and gives it up where no inode number keeps it. What stays, where there is no room for it elsewhere, or

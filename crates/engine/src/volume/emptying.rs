@@ -7,6 +7,7 @@
 use super::MountedVolume;
 use super::kept::Kept;
 use super::need::Need;
+use super::relocate::LOOK;
 use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::space::Emptying;
@@ -172,7 +173,7 @@ impl MountedVolume {
         }
     }
 
-    /// Does `work` for each of these groups, with nothing allocated where devices are drained, or tenants may have nothing: what moves
+    /// Does `work` for each of these groups that some domain has, with nothing allocated where devices are drained, or tenants may have nothing: what moves
     /// out of one shall not come into another. Others that wait for the right to empty groups come in between, and may have
     /// changed anything. `go_on` is told how many were looked at.
     ///
@@ -185,17 +186,25 @@ impl MountedVolume {
         work: &mut dyn FnMut(&mut Kept, u32) -> Result<()>,
     ) -> Result<()> {
         for (done, g) in (0..).zip(groups) {
-            if !go_on(done) {
-                return Err(Error::Stopped);
+            loop {
+                if !go_on(done) {
+                    return Err(Error::Stopped);
+                }
+                if self.shared.read_only.load(Ordering::SeqCst) || self.shared.closing.load(Ordering::SeqCst) {
+                    return Err(Error::ReadOnly);
+                }
+                if self.siblings.owner_of(g).is_none() {
+                    break;
+                }
+                // while a volume becomes smaller somebody may wait for this thread to stop
+                if let Some(mut kept) = self.emptying.lock_within(LOOK) {
+                    self.while_emptying(|| {
+                        self.keep_drained(&mut kept);
+                        work(&mut kept, g)
+                    })?;
+                    break;
+                }
             }
-            if self.shared.read_only.load(Ordering::SeqCst) || self.shared.closing.load(Ordering::SeqCst) {
-                return Err(Error::ReadOnly);
-            }
-            let mut kept = self.emptying.lock();
-            self.while_emptying(|| {
-                self.keep_drained(&mut kept);
-                work(&mut kept, g)
-            })?;
         }
         Ok(())
     }

@@ -336,7 +336,7 @@ impl Volume {
             .filter(|(n, _)| *n > 0 && *n != root.ino.0)
             .collect();
         let mut any = i.set_project(root, project, only)?;
-        let (mut dirs, mut looked_at) = (vec![root.ino], Frontier::EMPTY);
+        let (mut dirs, mut looked_at) = (vec![root.inode()], Frontier::EMPTY);
         let mut note = |d: DomainId| looked_at.raise(d, i.dom(d).running());
         note(root.domain);
         while let Some(dir) = dirs.pop() {
@@ -349,13 +349,13 @@ impl Volume {
             };
             for inode in found {
                 let Some(c) = i.find(inode.ino)?.filter(|c| c.is(inode)) else { continue };
-                if others.contains(&(c.ino.0, c.generation)) || !i.hangs_in(&c, dir) {
+                if others.contains(&(c.ino.0, c.generation)) || !i.hangs_in(&c, dir.ino) {
                     continue;
                 }
                 any |= i.set_project(&c, project, only)?;
                 note(c.domain);
                 if c.kind == FileKind::Dir {
-                    dirs.push(c.ino);
+                    dirs.push(inode);
                 }
             }
             i.maybe_evict(i.dom(root.domain));

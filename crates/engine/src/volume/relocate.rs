@@ -32,7 +32,7 @@ const METADATA_BLOCKS: u64 = 64;
 /// does not let others in between.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// So often it is looked whether it does.
-const LOOK: Duration = Duration::from_millis(100);
+pub(super) const LOOK: Duration = Duration::from_millis(100);
 
 /// For whom a group is emptied.
 #[derive(Clone, Copy)]

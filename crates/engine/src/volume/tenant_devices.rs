@@ -213,9 +213,11 @@ impl MountedVolume {
     /// were looked at.
     fn move_groups(&self, d: &Arc<Domain>, groups: Vec<u32>, go_on: &dyn Fn(u64) -> bool) -> Result<()> {
         if groups.is_empty() {
-            // those that were kept may be the tenant's again
-            let mut kept = self.emptying.lock();
-            self.while_emptying(|| self.keep_drained(&mut kept));
+            // Those that were kept may be the tenant's again. Where somebody else empties groups it is looked again: who asks may be a
+            // thread that a remount waits for.
+            if let Some(mut kept) = self.emptying.try_lock() {
+                self.while_emptying(|| self.keep_drained(&mut kept));
+            }
         }
         self.group_by_group(groups.into_iter().rev(), go_on, &mut |kept, g| {
             let there = self.siblings.owner_of(g) == Some(d.id) && self.is_forbidden(d, g);
