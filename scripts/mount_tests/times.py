@@ -116,6 +116,27 @@ def access_times_are_not_written_again(volume, top):
     same(path.stat().st_atime_ns, before, "access time after a read with O_NOATIME")
 
 
+@check
+def times_of_what_is_written_back_later(volume, top):
+    """Modification and change time are those of the `write`, however much later the kernel writes the pages back, by a sync that does
+    not wait between data and times, and whatever it forgets after that."""
+    fds = [os.open(top / f"{n}", os.O_WRONLY | os.O_CREAT, 0o644) for n in range(16)]
+    try:
+        for fd in fds:
+            os.write(fd, b"x" * (2 << 20))
+        shown = [os.fstat(fd) for fd in fds]
+        time.sleep(0.1)
+        os.sync()
+        time.sleep(0.1)
+    finally:
+        for fd in fds:
+            os.close(fd)
+    volume.cold()
+    for n, was in enumerate(shown):
+        now = os.stat(top / f"{n}")
+        same((now.st_mtime_ns, now.st_ctime_ns), (was.st_mtime_ns, was.st_ctime_ns), f"mtime, ctime of {n}")
+
+
 def kinds(top):
     """A file, one that is open for writing, a directory."""
     file, held, directory = top / "file", top / "held", top / "dir"

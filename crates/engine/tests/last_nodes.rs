@@ -1,6 +1,8 @@
 //! Inodes are used up, and commits need more nodes: for extents, for names, for attributes. No domain fails for that.
 
-use braidfs::{Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, SetAttr, Volume, XattrMode, mkfs};
+use braidfs::{
+    Cred, Error, FallocMode, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, SetAttr, Volume, XattrMode, mkfs,
+};
 use braidfs_device::{Device, MemDevice};
 use std::sync::Arc;
 
@@ -200,5 +202,37 @@ fn a_group_without_inodes_is_full_of_pieces() {
     }
     assert!(written > 17_000, "{written} written");
     drop(f);
+    is_whole(device, v);
+}
+
+/// Where few nodes are left, what needs none is not refused: overwriting blocks where they lie, and writing at the end of a file of
+/// few extents.
+#[test]
+fn what_needs_no_nodes_is_written() {
+    let (device, v) = volume(1, 64);
+    let open = |name: &str| v.open(create(&v, InodeNo::ROOT, name).unwrap()).unwrap();
+    let (base, log) = (open("base"), open("log"));
+    let others: Vec<_> = (0..300).map(|n| create(&v, InodeNo::ROOT, &format!("f{n}")).unwrap()).collect();
+    for at in 0..100 {
+        v.fallocate(&base, FallocMode::Allocate { keep_size: false }, at * 8192, 4096).unwrap();
+        v.write(&base, at * 8192, &[1; 4096]).unwrap();
+    }
+    v.write(&log, 0, &[1; 8192]).unwrap();
+    fill_up(&v);
+    let mut refused = 0;
+    for round in 0..20 {
+        let name = format!("user.{round}");
+        let set = |ino: &&InodeNo| !done(v.setxattr(**ino, name.as_bytes(), &[1; 3000], XattrMode::Set));
+        refused += others.iter().filter(set).count();
+        v.sync().unwrap();
+    }
+    assert!(refused > 300 && v.statfs().available > 2048, "{refused} refused, {:?}", v.statfs());
+    for at in 0..100 {
+        assert_eq!(v.write(&base, at * 8192, &[2; 4096]).unwrap(), 4096, "{at}");
+    }
+    for n in 0..32 {
+        assert_eq!(v.append(&log, &[2; 128 << 10]).unwrap(), 8192 + ((n * 128) << 10), "{n}");
+    }
+    drop((base, log));
     is_whole(device, v);
 }

@@ -152,6 +152,30 @@ fn the_last_write_is_short() {
     close(v, &device);
 }
 
+/// A `fallocate` that meets a limit half-way keeps the blocks that it got, and the size stays.
+#[test]
+fn what_does_not_fit_changes_no_size() {
+    let (device, v) = begin(64);
+    v.quota_change(ALICE, space(5000)).unwrap();
+    let modes = [FallocMode::Allocate { keep_size: false }, FallocMode::ZeroRange { keep_size: false }];
+    for (n, mode) in modes.into_iter().enumerate() {
+        let f = file_of(&v, ROOT, &format!("{n}"), &alice());
+        v.write(&f, 0, &[7; 5000]).unwrap();
+        let whole = v.fallocate(&f, mode, 0, 10_000 * BLOCK);
+        assert!(is_quota(&whole.unwrap_err(), EDQUOT), "{mode:?}");
+        let a = v.getattr(f.ino()).unwrap();
+        assert!(a.size == 5000 && a.sectors > 100, "it was refused as a whole: this test sees nothing: {a:?}");
+        v.setattr(f.ino(), &SetAttr { size: Some(0), ..SetAttr::default() }).unwrap();
+        assert_eq!(used(&v, ALICE).0, 0);
+        // a part of what did not fit, again
+        v.fallocate(&f, mode, 100, 3000 * BLOCK).unwrap();
+        assert_eq!(v.getattr(f.ino()).unwrap().size, 100 + 3000 * BLOCK);
+        drop(f);
+        v.unlink(ROOT, format!("{n}").as_bytes()).unwrap();
+    }
+    close(v, &device);
+}
+
 #[test]
 fn inodes_are_limited_to_the_last_one() {
     let (device, v) = begin(64);

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::quota::Charge;
 use crate::space::Class;
 use crate::types::*;
-use crate::volume::operation::{EXTENTS_OF_RECORD, Op};
+use crate::volume::operation::{EXTENTS_OF_RECORD, Leaves, Op};
 use crate::volume::{MountedVolume, OpenFile, Volume};
 use braidfs_format::group::{SegmentKind, Temperature};
 use braidfs_format::inode::{APPEND, Extent, IMMUTABLE, NOCOW};
@@ -35,6 +35,15 @@ fn holes(f: &FileBody, first: u64, end: u64) -> Vec<(u64, u64)> {
         }
     }
     holes
+}
+
+/// The same, but that the size stays.
+fn keeping_size(mode: FallocMode) -> FallocMode {
+    match mode {
+        FallocMode::Allocate { .. } => FallocMode::Allocate { keep_size: true },
+        FallocMode::ZeroRange { .. } => FallocMode::ZeroRange { keep_size: true },
+        other => other,
+    }
 }
 
 /// Whether a file could come to have more extents than it may by this: a hole in the middle of one, pages that are cut and get
@@ -219,7 +228,10 @@ impl MountedVolume {
                 blocks = more;
                 continue;
             }
-            if mode != FallocMode::PunchHole && !std::mem::replace(&mut asked, true) && op.may_lack_leaves(c, &st) {
+            if mode != FallocMode::PunchHole
+                && !std::mem::replace(&mut asked, true)
+                && op.leaves_for(c, &st, None) != Leaves::Enough
+            {
                 drop((st, op));
                 self.make_nodes(d)?;
                 continue;
@@ -382,6 +394,7 @@ impl Volume {
         r.inspect_err(|_| i.give_back_surplus(c))
     }
 
+    /// The size changes with the last piece: where one does not fit it stays as it was, as a kernel has it that was told of an error.
     fn falloc_all(&self, c: &Arc<Cell>, mode: FallocMode, (offset, end): (u64, u64), promised: &mut u64) -> Result<()> {
         let i = self.mounted();
         let blocks = PIECE_BLOCKS.min(i.dom(c.domain).pieces_max() as u64 / 2).max(1);
@@ -393,6 +406,7 @@ impl Volume {
             } else {
                 end.min((at / PAGE + blocks) * PAGE)
             };
+            let mode = if to < end { keeping_size(mode) } else { mode };
             let (mut attempt, mut written) = (0, false);
             loop {
                 match i.falloc_piece(c, mode, (at, to), promised) {

@@ -15,7 +15,7 @@ use crate::quota::{self, Charge, Force};
 use crate::space::Space;
 use crate::types::*;
 use crate::volume::need::Need;
-use crate::volume::operation::{EXTENTS_OF_RECORD, METADATA_OF_WRITE, Op};
+use crate::volume::operation::{EXTENTS_OF_RECORD, Leaves, METADATA_OF_WRITE, Op};
 use crate::volume::{MountedVolume, OpenFile, Volume};
 use braidfs_format::inode::IMMUTABLE;
 use std::ops::Range;
@@ -30,27 +30,43 @@ const FLUSH_PAGES: usize = 4096;
 /// it, writes them itself.
 const FLUSH_PART: u64 = 32;
 
+/// What a write does to the file's times.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Times {
+    /// It was modified now.
+    Now,
+    /// They stay.
+    Kept,
+}
+
 /// Where a write goes.
 #[derive(Debug, Clone, Copy)]
 enum At {
     Offset(u64),
     /// Of a write that somebody was told to be done already: an immutable file takes it, too.
-    Accepted(u64),
+    Accepted(u64, Times),
     End,
 }
 
 impl At {
+    fn times(self) -> Times {
+        match self {
+            At::Accepted(_, times) => times,
+            At::Offset(_) | At::End => Times::Now,
+        }
+    }
+
     /// Where it begins in a file, where that may be written.
     fn checked_offset(self, st: &State) -> Result<u64> {
         if st.deleted {
             return Err(Error::NotFound);
         }
         // not APPEND: a kernel's writeback cache writes the last page again at its place; opening checks it
-        if st.flags & IMMUTABLE != 0 && !matches!(self, At::Accepted(_)) {
+        if st.flags & IMMUTABLE != 0 && !matches!(self, At::Accepted(..)) {
             return Err(Error::Perm);
         }
         let offset = match self {
-            At::Offset(o) | At::Accepted(o) => o,
+            At::Offset(o) | At::Accepted(o, _) => o,
             At::End => st.size,
         };
         if offset >= SIZE_MAX { Err(Error::TooBig) } else { Ok(offset) }
@@ -63,6 +79,16 @@ struct Wrote {
     bytes: usize,
     /// Dirty pages of the file afterwards; `None` where they are those of before.
     dirty: Option<usize>,
+}
+
+/// What a write has done for nodes that its file's extents may need.
+#[derive(Clone, Copy, Eq, PartialEq)]
+enum Asked {
+    Nothing,
+    /// Dirty pages were written, and count as the extents that they have become.
+    Written,
+    /// More were made, or a write that was accepted goes on without.
+    Nodes,
 }
 
 /// What became of an overwrite with the cell locked for reading.
@@ -109,13 +135,20 @@ fn write_pages(f: &mut FileBody, home: Home, offset: u64, data: &[u8]) -> (usize
 }
 
 impl MountedVolume {
+    /// The content changed, by an operation that has made this version.
+    fn written(&self, st: &mut State, times: Times) {
+        if times == Times::Now {
+            st.modified(self.shared.now());
+        }
+    }
+
     /// Overwrites pages that the running transaction will write anyway: nothing is reserved, and nothing joins the
     /// transaction. `None` where the write is more than that.
     ///
     /// Not inside the gate: where the transaction is flipped meanwhile, its commit waits for the cell's lock and takes
     /// these bytes with it, as if they had come before the flip. A thread that has changed something in the next
     /// transaction sees its number, and does not come here.
-    fn write_to_dirty_pages(&self, c: &Cell, offset: u64, data: &[u8]) -> Result<Option<Wrote>> {
+    fn write_to_dirty_pages(&self, c: &Cell, offset: u64, data: &[u8], times: Times) -> Result<Option<Wrote>> {
         let d = self.dom(c.domain);
         d.check_writable()?;
         let mut guard = c.state.write();
@@ -145,14 +178,14 @@ impl MountedVolume {
         }
         st.durability.operation_makes_version();
         st.durability.operation_changes_data();
-        st.modified(self.shared.now());
+        self.written(st, times);
         Ok(Some(Wrote { offset, bytes: data.len(), dirty: None }))
     }
 
     /// [`Self::write_to_dirty_pages`] of a file that several threads overwrite, with the cell locked for reading: where
     /// nothing of the inode changes by it but bytes. So it is where the running transaction has the inode on its list, its
     /// newest version is one of data, and its times are those of the clock, which ticks every few milliseconds.
-    fn overwrite_shared(&self, c: &Cell, offset: u64, data: &[u8]) -> Result<SharedOverwrite> {
+    fn overwrite_shared(&self, c: &Cell, offset: u64, data: &[u8], times: Times) -> Result<SharedOverwrite> {
         let d = self.dom(c.domain);
         d.check_writable()?;
         let st = c.state.read();
@@ -161,8 +194,11 @@ impl MountedVolume {
         if !f.pages.all_dirty(offset / PAGE, (end - 1) / PAGE) {
             return Ok(SharedOverwrite::More);
         }
-        let now = self.shared.now();
-        let same = (st.mtime, st.ctime) == (now, now) && st.durability.version_is_of_data();
+        let same = times == Times::Kept || {
+            let now = self.shared.now();
+            (st.mtime, st.ctime) == (now, now)
+        };
+        let same = same && st.durability.version_is_of_data();
         if !same || !f.pages.overwrite(offset, data) {
             return Ok(SharedOverwrite::Alone);
         }
@@ -173,15 +209,15 @@ impl MountedVolume {
     /// that.
     #[inline]
     fn overwrite_dirty(&self, c: &Cell, at: At, data: &[u8]) -> Result<Option<Wrote>> {
-        let (At::Offset(offset) | At::Accepted(offset)) = at else { return Ok(None) };
+        let (At::Offset(offset) | At::Accepted(offset, _)) = at else { return Ok(None) };
         let shared = if c.wide.load(Ordering::Relaxed) {
-            self.overwrite_shared(c, offset, data)?
+            self.overwrite_shared(c, offset, data, at.times())?
         } else {
             SharedOverwrite::Alone
         };
         match shared {
             SharedOverwrite::Done(wrote) => Ok(Some(wrote)),
-            SharedOverwrite::Alone => self.write_to_dirty_pages(c, offset, data),
+            SharedOverwrite::Alone => self.write_to_dirty_pages(c, offset, data, at.times()),
             SharedOverwrite::More => Ok(None),
         }
     }
@@ -190,14 +226,14 @@ impl MountedVolume {
     fn write_piece(&self, c: &Arc<Cell>, at: At, data: &[u8]) -> Result<Option<Wrote>> {
         match self.overwrite_dirty(c, at, data)? {
             Some(wrote) => Ok(Some(wrote)),
-            None => self.write_in_operation(c, at, data, METADATA_OF_WRITE, false),
+            None => self.write_in_operation(c, at, data, METADATA_OF_WRITE, Asked::Nothing),
         }
     }
 
     /// [`Self::write_piece`] that is more than an overwrite of dirty pages. Apart from that, which then keeps fewer values in
     /// memory for its sake.
     ///
-    /// Begins with so many blocks for metadata; `asked`: for nodes, too, of which there may be few.
+    /// Begins with so many blocks for metadata; `asked`: what was done for nodes, of which there may be few.
     #[inline(never)]
     fn write_in_operation(
         &self,
@@ -205,7 +241,7 @@ impl MountedVolume {
         at: At,
         data: &[u8],
         blocks: u64,
-        asked: bool,
+        asked: Asked,
     ) -> Result<Option<Wrote>> {
         let d = self.dom(c.domain);
         // overwriting works on a full volume; what needs new room asks for it below
@@ -217,19 +253,26 @@ impl MountedVolume {
             drop((st, op));
             return self.write_in_operation(c, at, data, more, asked);
         }
-        if !asked && op.may_lack_leaves(c, &st) {
+        let pages = (offset / PAGE, offset.saturating_add(data.len() as u64 - 1) / PAGE);
+        let leaves = if asked == Asked::Nodes { Leaves::Enough } else { op.leaves_for(c, &st, Some(pages)) };
+        if leaves == Leaves::Unknown && asked == Asked::Nothing {
+            drop((st, op));
+            d.flush_cell(c)?;
+            return self.write_in_operation(c, at, data, blocks, Asked::Written);
+        }
+        if leaves != Leaves::Enough {
             drop((st, op));
             match self.make_nodes(d) {
                 // what was accepted is written as long as there are any at all
-                Err(Error::NoSpace) if matches!(at, At::Accepted(_)) => {}
+                Err(Error::NoSpace) if matches!(at, At::Accepted(..)) => {}
                 made => made?,
             }
-            return self.write_in_operation(c, at, data, blocks, true);
+            return self.write_in_operation(c, at, data, blocks, Asked::Nodes);
         }
         op.write_out_older(c, &mut st)?;
         // what was accepted must not be lost where a limit has gone down since
         let reserve: Reserve =
-            if matches!(at, At::Accepted(_)) { Space::reserve_accepted } else { Space::reserve_ordinary };
+            if matches!(at, At::Accepted(..)) { Space::reserve_accepted } else { Space::reserve_ordinary };
         let n = data.len().min((SIZE_MAX - offset) as usize);
         let end = offset + n as u64;
         let mut charge = self.shared.quotas.charge(c, &st);
@@ -269,7 +312,7 @@ impl MountedVolume {
             op.touch(c, &mut st)?
         }
         charge.keep();
-        st.modified(self.shared.now());
+        self.written(&mut st, at.times());
         st.durability.operation_changes_data();
         let old_size = st.size;
         if end > old_size {
@@ -387,7 +430,7 @@ impl MountedVolume {
             let mut attempt = 0;
             let (offset, n) = loop {
                 let wrote = match std::mem::take(&mut is_more) {
-                    true => self.write_in_operation(c, at, piece, METADATA_OF_WRITE, false),
+                    true => self.write_in_operation(c, at, piece, METADATA_OF_WRITE, Asked::Nothing),
                     false => self.write_piece(c, at, piece),
                 };
                 match wrote {
@@ -396,7 +439,7 @@ impl MountedVolume {
                         break (w.offset, w.bytes);
                     }
                     Ok(None) => {
-                        let (d, accepted) = (self.dom(c.domain), matches!(at, At::Accepted(_)));
+                        let (d, accepted) = (self.dom(c.domain), matches!(at, At::Accepted(..)));
                         if accepted && d.space.lacks_promised() && self.claim_beyond_limit(d, Need::Blocks)? {
                             continue;
                         }
@@ -422,7 +465,7 @@ impl MountedVolume {
             let next = offset + n as u64;
             at = match at {
                 At::Offset(_) => At::Offset(next),
-                At::Accepted(_) => At::Accepted(next),
+                At::Accepted(_, times) => At::Accepted(next, times),
                 At::End => At::End,
             };
             // where somebody else may have appended since it would not be one piece
@@ -440,7 +483,7 @@ impl MountedVolume {
     /// How many bytes of a piece lie in the first half of its blocks; `None` where it has but one.
     fn half_of(&self, c: &Cell, at: At, piece: &[u8]) -> Option<usize> {
         let offset = match at {
-            At::Offset(o) | At::Accepted(o) => o,
+            At::Offset(o) | At::Accepted(o, _) => o,
             At::End => c.state.read().size,
         };
         let (first, last) = (offset / PAGE, (offset + piece.len() as u64 - 1) / PAGE);
@@ -489,11 +532,24 @@ impl Volume {
     /// # Errors
     /// As [`Self::write`], but for [`Error::Perm`].
     pub fn write_accepted(&self, file: &OpenFile, offset: u64, data: &[u8]) -> Result<usize> {
+        self.write_accepted_as(file, At::Accepted(offset, Times::Now), data)
+    }
+
+    /// As [`Self::write_accepted`], for a front end that keeps the times of the files that it writes, and tells them
+    /// ([`Self::setattr`]), perhaps before the data comes: they stay as they are.
+    ///
+    /// # Errors
+    /// As of [`Self::write_accepted`].
+    pub fn write_accepted_keeping_times(&self, file: &OpenFile, offset: u64, data: &[u8]) -> Result<usize> {
+        self.write_accepted_as(file, At::Accepted(offset, Times::Kept), data)
+    }
+
+    fn write_accepted_as(&self, file: &OpenFile, at: At, data: &[u8]) -> Result<usize> {
         if data.is_empty() {
             return Ok(0);
         }
         let _accepted = quota::forced(Force::All);
-        Ok(self.mounted().write_at(&file.cell, At::Accepted(offset), data)?.1)
+        Ok(self.mounted().write_at(&file.cell, at, data)?.1)
     }
 
     /// Writes all of `data` at the end of the file; the offset where it starts. What is longer than 1 MiB goes there in

@@ -4,9 +4,10 @@ use super::MountedVolume;
 use crate::braid::durability::Before;
 use crate::braid::rules::{Taking, take_name};
 use crate::braid::vacated::Vacated;
-use crate::cell::{Body, Cell, FileBody, State};
+use crate::cell::{Body, Cell, State};
 use crate::domain::enter::{Enters, enter_all};
 use crate::domain::packed;
+use crate::domain::serialise::writes_in_place;
 use crate::domain::tx::Tx;
 use crate::domain::{Domain, Enter};
 use crate::error::{Error, Result};
@@ -23,6 +24,18 @@ pub(crate) const METADATA_OF_WRITE: u64 = 4;
 
 /// So many extents fit a record whatever else is in it; more may be a tree, whose leaves are nodes of their own.
 pub(crate) const EXTENTS_OF_RECORD: usize = 32;
+
+/// What a domain has of nodes for leaves of extents ([`Op::leaves_for`]).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Leaves {
+    /// As many as are needed, or none is.
+    Enough,
+    /// Pages that are dirty may come to lie in one extent, or each in its own: once they are written it is known
+    /// ([`crate::domain::Domain::flush_cell`]).
+    Unknown,
+    /// Few: more have to be made ([`MountedVolume::make_nodes`]).
+    Few,
+}
 
 /// So many names fit a record, and half of another one.
 const FEW_LINKS: usize = 16;
@@ -233,13 +246,31 @@ impl<'a> Op<'a> {
     }
 
     /// Whether content that is added to a file may need leaves of extents, and the domain is short of nodes: the caller lets the
-    /// operation go and asks for some ([`MountedVolume::make_nodes`]), once, before anything is changed. Cheap where there are
-    /// others.
+    /// operation go, sees to that, once, before anything is changed, and begins again. `pages` of the file are written, the first
+    /// and the last; what is dirty already, or overwritten where it lies, needs no extent. Cheap where there are other nodes.
     #[inline]
-    pub fn may_lack_leaves(&self, cell: &Cell, st: &State) -> bool {
-        let in_pieces =
-            |f: &FileBody| f.map.extent_count() + f.pages.dirty_count() > EXTENTS_OF_RECORD && f.inline.is_none();
-        self.enter(cell.domain).is_short_of_nodes() && matches!(&st.body, Body::File(f) if in_pieces(f))
+    pub fn leaves_for(&self, cell: &Cell, st: &State, pages: Option<(u64, u64)>) -> Leaves {
+        if !self.enter(cell.domain).is_short_of_nodes() {
+            return Leaves::Enough;
+        }
+        self.leaves_of_few(cell, st, pages)
+    }
+
+    #[inline(never)]
+    fn leaves_of_few(&self, cell: &Cell, st: &State, pages: Option<(u64, u64)>) -> Leaves {
+        let Body::File(f) = &st.body else { return Leaves::Enough };
+        let extents = f.map.extent_count();
+        if f.inline.is_some() || extents + f.pages.dirty_count() <= EXTENTS_OF_RECORD {
+            return Leaves::Enough;
+        }
+        let d = self.mounted.dom(cell.domain);
+        let in_place = d.in_place(st) && !d.reserves_all();
+        let stays = |l| f.map.get(l).is_some_and(|p| !p.unwritten && writes_in_place(&p, in_place));
+        match pages {
+            Some((first, last)) if (first..=last).all(|l| f.pages.is_dirty(l) || stays(l)) => Leaves::Enough,
+            _ if extents <= EXTENTS_OF_RECORD => Leaves::Unknown,
+            _ => Leaves::Few,
+        }
     }
 
     /// Before blocks are reserved for pages of a file: what an older transaction has still to write of it is written out.

@@ -8,6 +8,7 @@ use crate::fs::{BraidFs, Context, MAX_IO_BYTES, errno};
 use crate::handles::Handle;
 use crate::node::WireId;
 use crate::opened::Opened;
+use crate::profile::Cache;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::requester;
 use braidfs::format::inode::IMMUTABLE;
@@ -130,9 +131,15 @@ impl BraidFs {
     /// Writes pages of the kernel's cache, all of them or an error: for these the kernel does not look at how much was
     /// written (`fuse_writepage_end` in fs/fuse/file.c), and would lose the rest without a word.
     fn write_whole(&self, file: &OpenFile, offset: u64, data: &[u8]) -> Result<u32, Errno> {
+        // A writeback cache keeps the times of what it took, and may tell them while this is on its way (`fuse_flush_times`). What
+        // comes of a map alone below a cache that writes through has no other time than now.
+        let write = match self.profile.cache {
+            Cache::Back => Volume::write_accepted_keeping_times,
+            Cache::Through => Volume::write_accepted,
+        };
         let mut done = 0;
         while done < data.len() {
-            let wrote = self.vol.write_accepted(file, offset + done as u64, &data[done..]).map_err(errno);
+            let wrote = write(&self.vol, file, offset + done as u64, &data[done..]).map_err(errno);
             match wrote {
                 Ok(0) | Err(Errno::NOSPC) => {
                     let (ino, bytes, room) = (file.ino().0, data.len() - done, self.vol.write_room(file.ino()));
@@ -219,7 +226,15 @@ impl BraidFs {
         let opened = self.opened(req.node(), arg.fh)?;
         self.strip(req, &opened, cx)?;
         let _as = self.as_requester(req);
-        self.vol.fallocate(opened.file(), mode, arg.offset, arg.length).map_err(errno)?;
+        let done = self.vol.fallocate(opened.file(), mode, arg.offset, arg.length);
+        if done.is_err() && !matches!(mode, FallocMode::Allocate { .. }) {
+            // a part may be zeros now, and the kernel drops its pages only where all went well (`fuse_file_fallocate`)
+            let (id, channel) = (opened.id(), cx.channel.clone());
+            let from = arg.offset - arg.offset % PAGE_BYTES;
+            let to = arg.offset.saturating_add(arg.length).div_ceil(PAGE_BYTES).saturating_mul(PAGE_BYTES);
+            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.drop_pages(id, Some((from, to - from)), &channel)));
+        }
+        done.map_err(errno)?;
         self.watch_room(opened.ino(), arg.length, cx.channel);
         Ok(Outcome::Reply)
     }
