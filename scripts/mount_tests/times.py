@@ -126,7 +126,7 @@ def times_of_what_is_written_back_later(volume, top):
             os.write(fd, b"x" * (2 << 20))
         shown = [os.fstat(fd) for fd in fds]
         time.sleep(0.1)
-        os.sync()
+        fslib.run("sync", "-f", top)
         time.sleep(0.1)
     finally:
         for fd in fds:
