@@ -73,9 +73,11 @@ fn one_operation_alone_is_timed() {
         let verbs: Vec<&str> = lines.as_array().expect("lines").iter().filter_map(|l| l["verb"].as_str()).collect();
         assert!(!verbs.is_empty() && verbs.iter().all(|v| only.iter().any(|o| v.starts_with(o))), "{only:?}: {said}");
     }
-    let refused = speed(&["fly"]);
-    assert_eq!(refused.code, 2, "{}", refused.err);
-    assert!(refused.err.contains("`fly`") && refused.err.contains("rename"), "{}", refused.err);
+    for only in [&["fly"][..], &["open", "fly"], &["fly", "open"]] {
+        let refused = speed(only);
+        assert_eq!(refused.code, 2, "{only:?}: {}", refused.err);
+        assert!(refused.err.contains("`fly`") && refused.err.contains("rename"), "{only:?}: {}", refused.err);
+    }
 }
 
 #[test]

@@ -82,6 +82,9 @@ impl Verb {
     fn is_needed(self) -> bool {
         matches!(self, Verb::Create | Verb::Rename | Verb::Unlink)
     }
+    fn is_meant_by(self, name: &str) -> bool {
+        self.name().starts_with(name)
+    }
     fn name(self) -> &'static str {
         match self {
             Verb::Create => "create",
@@ -126,7 +129,16 @@ pub struct Args {
 
 impl Args {
     fn asks_for(&self, verb: Verb) -> bool {
-        self.only.is_empty() || self.only.iter().any(|name| verb.name().starts_with(name.as_str()))
+        self.only.is_empty() || self.only.iter().any(|name| verb.is_meant_by(name))
+    }
+
+    /// # Errors
+    /// [`Error::Usage`]: an operation that there is not.
+    fn check(&self) -> Result<()> {
+        let is_unknown = |name: &&String| !VERBS.into_iter().any(|v| v.is_meant_by(name));
+        let Some(name) = self.only.iter().find(is_unknown) else { return Ok(()) };
+        let known = VERBS.map(Verb::name).join(", ");
+        Err(Error::Usage(format!("--only: no operation begins with `{name}`: {known}")))
     }
 }
 
@@ -310,10 +322,7 @@ fn mounted(target: &Target, dir: &Path, root: bool) -> Option<Mounted> {
 /// # Errors
 /// Of a file system that was made; one that cannot be made is skipped, loudly. [`Error::Interrupted`]; an operation that there is not.
 pub fn main(args: &Args) -> Result<()> {
-    if !VERBS.into_iter().any(|v| args.asks_for(v)) {
-        let known = VERBS.map(Verb::name).join(", ");
-        return Err(Error::Usage(format!("--only: no operation begins with `{}`: {known}", args.only.join("`, `"))));
-    }
+    args.check()?;
     let stop = crate::cli::stop_flag()?;
     let root = !args.alone && rustix::process::geteuid().is_root();
     if root {
