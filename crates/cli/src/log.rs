@@ -61,6 +61,8 @@ pub fn start(args: &LogArgs, default: &str, codes: &Codes) -> Result<(), Failure
     })?;
     // a line with its times at the end of each span that the level lets through
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_span_events(FmtSpan::CLOSE);
+    // that it cannot log it would tell standard error, and panic where it cannot do that either
+    let subscriber = subscriber.log_internal_errors(false);
     match &args.log_file {
         Some(path) => {
             let file = OpenOptions::new().create(true).append(true).open(path).map_err(|e| {

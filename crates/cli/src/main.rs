@@ -117,7 +117,7 @@ fn main() -> ExitCode {
         Ok(code) => code.into(),
         Err(failure) => {
             if !failure.message.is_empty() {
-                eprintln!("braidfs: {}", failure.message);
+                complain(format_args!("{}", failure.message));
             }
             failure.code.into()
         }
@@ -164,6 +164,14 @@ fn say(line: std::fmt::Arguments<'_>) -> Result<(), failure::Failure> {
     use std::io::Write;
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}").and_then(|()| out.flush()).map_err(|e| failure::Failure::output(&e))
+}
+
+/// Prints a line on standard error, behind the program's name. Where that cannot be written the exit code has to say enough:
+/// `eprintln!` would panic, and give another one.
+fn complain(line: std::fmt::Arguments<'_>) {
+    use std::io::Write;
+    let line = format!("braidfs: {line}\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// The exit code that wrong usage of the command in `args` has.

@@ -229,6 +229,26 @@ fn a_volume_stays_whose_summary_cannot_be_told() {
     }
 }
 
+/// The exit code says what is wrong where a message cannot.
+#[test]
+fn a_message_that_cannot_be_written_changes_no_exit_code() {
+    let b = Bench::with_volume();
+    b.write("f", "x");
+    for (code, args) in [
+        (8, &["fsck", "nosuch.img"][..]),
+        (1, &["cp", "missing", "f", "vol.img:/"]),
+        (1, &["ls", "vol.img:/missing"]),
+        (1, &["cat", "vol.img:/missing"]),
+        (1, &["rm", "vol.img:/missing"]),
+        (1, &["mkdir", "vol.img:/no/parent"]),
+        (1, &["label", "nosuch.img"]),
+    ] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_braidfs"));
+        run(command.args(args).current_dir(b.path(".")).stderr(full)).code(code);
+    }
+}
+
 #[test]
 fn directories_are_made_and_removed() {
     let b = Bench::with_volume();

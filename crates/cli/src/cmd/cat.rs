@@ -27,7 +27,7 @@ pub fn run(args: &Args) -> Outcome {
         match copy(&tree, path, &mut buf, &mut out) {
             // of a file: the next one follows; of the output: the end
             Err(f) if f.code == 1 => {
-                eprintln!("braidfs: {f}");
+                crate::complain(format_args!("{f}"));
                 code = 1;
             }
             done => done?,

@@ -151,7 +151,7 @@ fn stat(tree: &impl Tree, path: &[u8], follow: bool) -> Res<Option<Stat>> {
 
 /// Tells of a failure; true, for "something failed".
 fn report(tree: &impl Tree, path: &[u8], why: &str) -> bool {
-    eprintln!("braidfs: cannot copy {}: {why}", tree.show(path));
+    crate::complain(format_args!("cannot copy {}: {why}", tree.show(path)));
     true
 }
 

@@ -254,7 +254,7 @@ fn tell(args: &Args, r: &Report) -> Outcome {
         }
     }
     for e in &r.errors {
-        eprintln!("braidfs: {e}");
+        crate::complain(format_args!("{e}"));
     }
     Ok(u8::from(!r.errors.is_empty()))
 }

@@ -42,7 +42,7 @@ pub fn run(args: &Args) -> Outcome {
     let looked = open::look_at(&paths)?;
     let mut text = dump(&looked.devices, &what);
     if looked.in_use {
-        eprintln!("braidfs: {}: in use: shown as of its last checkpoint", open::show(&paths));
+        crate::complain(format_args!("{}: in use: shown as of its last checkpoint", open::show(&paths)));
         for _ in 0..RETRIES {
             if !matches!(text, Err(Error::Corrupt(_))) {
                 break;

@@ -129,7 +129,7 @@ impl<W: Write> Lister<'_, W> {
     /// Goes on with the rest of the list.
     fn report(&mut self, path: &[u8], e: impl Display) -> Result<(), Failure> {
         self.out.flush().map_err(|e| Failure::output(&e))?;
-        eprintln!("braidfs: cannot list {}: {e}", self.tree.show(path));
+        crate::complain(format_args!("cannot list {}: {e}", self.tree.show(path)));
         self.failed = true;
         Ok(())
     }

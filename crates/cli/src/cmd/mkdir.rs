@@ -40,7 +40,7 @@ pub fn run(args: &Args) -> Outcome {
                 Error::NotFound => ": make its parents with -p",
                 _ => "",
             };
-            eprintln!("braidfs: cannot make directory {}: {e}{hint}", tree.show(path));
+            crate::complain(format_args!("cannot make directory {}: {e}{hint}", tree.show(path)));
             code = 1;
         }
     }

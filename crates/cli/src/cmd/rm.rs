@@ -44,7 +44,7 @@ pub fn run(args: &Args) -> Outcome {
 
 /// Tells of a failure; true, for "something failed".
 fn report(tree: &VolumeTree, path: &[u8], why: impl Display) -> bool {
-    eprintln!("braidfs: cannot remove {}: {why}", tree.show(path));
+    crate::complain(format_args!("cannot remove {}: {why}", tree.show(path)));
     true
 }
 

@@ -68,10 +68,10 @@ pub fn run(args: &Args) -> Outcome {
         Parent::Same(pid) if args.quiet => tracing::debug!(pid, "the parent is upgraded, too"),
         Parent::Same(pid) => crate::say(format_args!("{show}: looked after by the same program, process {pid}"))?,
         // no failure: all that was asked for is so
-        Parent::Other(pid) => eprintln!(
-            "braidfs: {show}: the process that looks after it, {pid}, is of another program (its log may say why); should the one \
+        Parent::Other(pid) => crate::complain(format_args!(
+            "{show}: the process that looks after it, {pid}, is of another program (its log may say why); should the one \
              that serves die, that program mounts it again"
-        ),
+        )),
     }
     Ok(0)
 }
