@@ -171,6 +171,32 @@ fn who_may_not_give_files_away_keeps_no_set_user_id() {
     assert_eq!((shown("again/root's"), shown("again/own")), ((0, NOBODY, 0o6755), (NOBODY, NOBODY, 0o6755)));
 }
 
+/// As cp(1): what is named may be a link to a directory, and its target gets the attributes.
+#[test]
+fn attributes_reach_a_directory_behind_a_link() {
+    let b = Bench::with_volume();
+    b.write("build/f", "new");
+    std::fs::set_permissions(b.path("build"), PermissionsExt::from_mode(0o750)).unwrap();
+    for dir in ["v/v1", "data/d", "data/e"] {
+        std::fs::create_dir_all(b.path(dir)).unwrap();
+    }
+    symlink("v1", b.path("v/current")).unwrap();
+    b.run(&["cp", "-r", "v/v1", "v/current", "vol.img:/"]).ok();
+    b.run(&["cp", "-rp", "build/.", "vol.img:/current"]).ok();
+    assert_eq!(b.run(&["cat", "vol.img:/v1/f"]).ok().out, "new");
+    let list = b.run(&["ls", "-l", "vol.img:/"]).ok().out;
+    assert!(list.contains("drwxr-x---") && list.contains("current -> v1"), "{list}");
+    // and on the host
+    symlink("data", b.path("out")).unwrap();
+    symlink("../d", b.path("data/e/v1")).unwrap();
+    for (from, to, place) in [("vol.img:/v1/.", "out", "data"), ("vol.img:/v1", "data/e", "data/d")] {
+        b.run(&["cp", "-rp", from, to]).ok();
+        assert_eq!(std::fs::metadata(b.path(place)).unwrap().mode() & 0o7777, 0o750);
+        assert_eq!(b.read(&format!("{place}/f")), b"new");
+    }
+    assert!(["out", "data/e/v1"].iter().all(|l| std::fs::symlink_metadata(b.path(l)).unwrap().is_symlink()));
+}
+
 /// Inodes that cannot be read are told of; the others are listed and, where their domain is sound, removed.
 #[test]
 fn an_unreadable_inode_does_not_hide_the_others() {

@@ -158,9 +158,10 @@ impl FileSystem for Kernel {
     fn rename(&self, from: &CStr, to: &CStr) -> io::Result<()> {
         Ok(fs::renameat(self.root(), from, self.root(), to)?)
     }
-    fn set_attributes(&self, path: &CStr, stat: &Stat) -> io::Result<()> {
+    fn set_attributes(&self, path: &CStr, stat: &Stat, follow: bool) -> io::Result<()> {
         // A descriptor of the file itself: a symlink that takes its name meanwhile is not followed.
-        let itself = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut itself = OFlags::PATH | OFlags::CLOEXEC;
+        itself.set(OFlags::NOFOLLOW, !follow);
         let file = again(|| fs::openat(self.root(), path, itself, Mode::empty()))?;
         if FileKind::from_mode(fs::fstat(&file)?.st_mode) != Some(stat.kind) {
             return Err(crate::replaced());

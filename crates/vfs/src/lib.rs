@@ -127,10 +127,10 @@ pub trait FileSystem: Send + Sync {
     fn unlink(&self, path: &CStr) -> io::Result<()>;
     /// rename(2): what `to` names is replaced.
     fn rename(&self, from: &CStr, to: &CStr) -> io::Result<()>;
-    /// Gives a file owner, permissions and times of `stat`: of a symlink itself, which has no permissions. Who may not
-    /// give files away keeps them, as with `cp -p`, and then without set-user-ID, set-group-ID and sticky. Nothing of
-    /// another kind than `stat` says is changed.
-    fn set_attributes(&self, path: &CStr, stat: &Stat) -> io::Result<()>;
+    /// Gives a file owner, permissions and times of `stat`: a symlink, which has no permissions, itself where it is not to be
+    /// followed. Who may not give files away keeps them, as with `cp -p`, and then without set-user-ID, set-group-ID and
+    /// sticky. Nothing of another kind than `stat` says is changed.
+    fn set_attributes(&self, path: &CStr, stat: &Stat, follow: bool) -> io::Result<()>;
     /// As [`FileSystem::set_attributes`], of an open file: whatever has its name by now.
     fn set_attributes_of(&self, file: &Self::File, stat: &Stat) -> io::Result<()>;
 

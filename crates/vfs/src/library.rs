@@ -178,8 +178,8 @@ impl FileSystem for Library {
     fn rename(&self, from: &CStr, to: &CStr) -> io::Result<()> {
         call(self.volume.rename_path(relative(from), relative(to), RenameMode::Replace, &self.cred))
     }
-    fn set_attributes(&self, path: &CStr, stat: &Stat) -> io::Result<()> {
-        let found = self.attr(path, false)?;
+    fn set_attributes(&self, path: &CStr, stat: &Stat, follow: bool) -> io::Result<()> {
+        let found = self.attr(path, follow)?;
         if found.kind() != stat.kind {
             return Err(crate::replaced());
         }

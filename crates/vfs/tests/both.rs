@@ -41,15 +41,18 @@ fn answers<F: FileSystem>(fs: &F) -> Vec<String> {
     say("stat of a pipe", fs.stat(c"d/p", false).map(described));
     let time = |sec| Timestamp { sec, nsec: 5 };
     let set = Stat { mode: 0o4711, atime: time(100), mtime: time(-7), ..fs.stat(c"d/f", true).unwrap() };
-    say("attributes", fs.set_attributes(c"d/f", &set).map(|()| String::new()));
+    say("attributes", fs.set_attributes(c"d/f", &set, false).map(|()| String::new()));
     say("attributes set", fs.stat(c"d/f", true).map(|s| format!("{:o} {:?} {:?}", s.mode, s.atime, s.mtime)));
     let set = Stat { mode: 0o2750, mtime: time(9), ..set };
     say("attributes by a descriptor", fs.set_attributes_of(&file, &set).map(|()| String::new()));
     say("attributes set so", fs.stat(c"d/f", true).map(|s| format!("{:o} {:?} {:?}", s.mode, s.atime, s.mtime)));
-    say("attributes of another kind", fs.set_attributes(c"d/l", &set).map(|()| String::new()));
+    say("attributes of another kind", fs.set_attributes(c"d/l", &set, false).map(|()| String::new()));
+    let set = Stat { mtime: time(11), ..set };
+    say("attributes behind a symlink", fs.set_attributes(c"d/l", &set, true).map(|()| String::new()));
+    say("attributes set there", fs.stat(c"d/f", true).map(|s| format!("{:o} {:?}", s.mode, s.mtime)));
     for name in [c"d/l", c"d/p", c"d"] {
         let set = Stat { mode: 0o1700, mtime: time(77), ..fs.stat(name, false).unwrap() };
-        say("attributes of others", fs.set_attributes(name, &set).map(|()| String::new()));
+        say("attributes of others", fs.set_attributes(name, &set, false).map(|()| String::new()));
         say("set", fs.stat(name, false).map(|s| format!("{:o} {:?}", s.mode, s.mtime)));
     }
     say("rename", fs.rename(c"d/f", c"d/g").map(|()| String::new()));

@@ -186,6 +186,7 @@ enum Step {
         from: Vec<u8>,
         to: Vec<u8>,
         meta: Stat,
+        top: bool,
     },
 }
 
@@ -206,7 +207,7 @@ impl<T: Tree> Dest<'_, T> {
         let mut walk = Walk { stack, seen: HashSet::new(), same_tree };
         while let Some(step) = walk.stack.pop() {
             let (from, result) = match step {
-                Step::Finish { from, to, meta } => (from, self.set_attributes(&to, &meta)),
+                Step::Finish { from, to, meta, top } => (from, self.set_attributes(&to, &meta, top)),
                 Step::Copy { from, to, top } => {
                     let result = self.one(source, &from, &to, top, &mut walk);
                     (from, result)
@@ -267,7 +268,7 @@ impl<T: Tree> Dest<'_, T> {
                 walk.seen.extend(stat(self.tree, to, true).map_err(here)?.map(|made| made.id));
             }
             if self.args.preserve {
-                walk.stack.push(Step::Finish { from: from.to_vec(), to: to.to_vec(), meta });
+                walk.stack.push(Step::Finish { from: from.to_vec(), to: to.to_vec(), meta, top });
             }
             for name in source.fs().list(&at(source, from)?).map_err(reason)? {
                 if name.contains(&b'/') || name.is_empty() {
@@ -302,11 +303,12 @@ impl<T: Tree> Dest<'_, T> {
             }
             kind => fs.mknod(&at(self.tree, to)?, kind, mode, meta.rdev).map_err(reason).map_err(here)?,
         }
-        if self.args.preserve { self.set_attributes(to, &meta).map_err(here) } else { Ok(()) }
+        if self.args.preserve { self.set_attributes(to, &meta, false) } else { Ok(()) }
     }
 
-    fn set_attributes(&self, to: &[u8], meta: &Stat) -> Res<()> {
-        self.tree.fs().set_attributes(&at(self.tree, to)?, meta).map_err(reason)
+    fn set_attributes(&self, to: &[u8], meta: &Stat, follow: bool) -> Res<()> {
+        let set = self.tree.fs().set_attributes(&at(self.tree, to)?, meta, follow);
+        set.map_err(|e| format!("to {}: {}", self.tree.show(to), reason(e)))
     }
 
     /// The copy, open.
