@@ -97,6 +97,12 @@ pub fn base_name(path: &[u8]) -> &[u8] {
     }
 }
 
+/// The path before its last name.
+pub fn parent(path: &[u8]) -> &[u8] {
+    let end = path.iter().rposition(|&b| b != b'/').map_or(0, |i| i + 1);
+    &path[..path[..end].iter().rposition(|&b| b == b'/').map_or(0, |i| i + 1)]
+}
+
 /// Bytes as an `OsString`.
 pub fn os_string(bytes: Vec<u8>) -> OsString {
     OsString::from_vec(bytes)
@@ -140,6 +146,9 @@ mod tests {
     fn base_names() {
         for (path, base) in [("/a/b", "b"), ("a", "a"), ("a/b//", "b"), ("/", ""), ("..", ""), ("a/.", ""), ("", "")] {
             assert_eq!(base_name(path.as_bytes()), base.as_bytes(), "{path}");
+        }
+        for (path, above) in [("/a/b", "/a/"), ("a", ""), ("a/b//", "a/"), ("/a", "/"), ("/", ""), ("", "")] {
+            assert_eq!(parent(path.as_bytes()), above.as_bytes(), "{path}");
         }
         assert_eq!(join(b"/", b"x"), b"/x");
         assert_eq!(join(b"", b"x"), b"x");

@@ -88,6 +88,20 @@ fn wrong_copies_are_refused() {
     b.run(&["cp", "-r", "vol.img:/d", "vol.img:/d"]).fails(1, &["into itself"]);
     b.run(&["cp", "-r", "vol.img:/", "vol.img:/d/all"]).fails(1, &["into itself"]);
     assert_eq!(b.run(&["ls", "-R", "vol.img:/d"]).ok().out, "/d:\na\n");
+    // nor by a link that leads into it
+    std::fs::create_dir_all(b.path("links")).unwrap();
+    symlink("d/c/e", b.path("links/link")).unwrap();
+    b.run(&["mkdir", "-p", "vol.img:/d/c/e", "/free"]).ok();
+    b.run(&["cp", "-r", "links/link", "vol.img:/"]).ok();
+    for to in ["vol.img:/link", "vol.img:/link/x", "vol.img:/free/../link/../e"] {
+        b.run(&["cp", "-r", "vol.img:/d", to]).fails(1, &["/d: a directory cannot be copied into itself"]);
+    }
+    b.run(&["cp", "-r", "vol.img:/d", "vol.img:/d/c/.."]).fails(1, &["into itself"]);
+    b.run(&["cp", "-r", "vol.img:/d", "vol.img:/"]).fails(1, &["same file"]);
+    assert_eq!(b.run(&["ls", "-R", "vol.img:/d"]).ok().out, "/d:\na\nc\n\n/d/c:\ne\n\n/d/c/e:\n");
+    // what is on the way by name alone is no obstacle
+    b.run(&["cp", "-r", "vol.img:/d", "vol.img:/d/../free"]).ok();
+    b.run(&["cat", "vol.img:/free/d/a"]).ok();
     b.run(&["fsck", "-f", "vol.img"]).ok();
 }
 

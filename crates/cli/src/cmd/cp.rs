@@ -223,14 +223,16 @@ impl<T: Tree> Dest<'_, T> {
     /// Whether `to` lies in the directory `path` of the same tree.
     fn is_inside(&self, source: &impl Tree, path: &[u8], to: &[u8]) -> Res<bool> {
         let Some(meta) = stat(source, path, false)?.filter(|m| m.kind == FileKind::Dir) else { return Ok(false) };
-        // All that lies on the way to it, the root included.
-        let ends = (0..to.len()).filter(|&i| i == 0 || to[i] == b'/');
-        for end in ends {
-            if stat(self.tree, &to[..end], true)?.is_some_and(|m| m.id == meta.id) {
-                return Ok(true);
-            }
+        // Where a link leads to counts, not what it is called; itself is another error.
+        let dir = match stat(self.tree, to, true)? {
+            Some(found) if found.id == meta.id => return Ok(false),
+            Some(found) if found.kind == FileKind::Dir => to,
+            _ => text::parent(to),
+        };
+        if stat(self.tree, dir, true)?.is_none() {
+            return Ok(false);
         }
-        Ok(false)
+        Ok(self.tree.way_up(dir).map_err(reason)?.contains(&meta.id))
     }
 
     fn one(&self, source: &impl Tree, from: &[u8], to: &[u8], top: bool, walk: &mut Walk) -> Res<()> {

@@ -10,6 +10,7 @@ use crate::text;
 use braidfs_device::is_nbd_uri;
 use braidfs_vfs::{FileKind, FileSystem, Kernel, Stat};
 use std::ffi::OsStr;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -28,6 +29,14 @@ pub trait Tree {
     /// Which device a file can be, for what is opened as one.
     fn device(&self, _: &Stat) -> Option<Identity> {
         None
+    }
+    /// The directories that a directory lies in, by their [`Stat::id`], itself first. Of a volume alone: `cp` copies nothing from
+    /// the host to the host.
+    ///
+    /// # Errors
+    /// Of the file system.
+    fn way_up(&self, _: &[u8]) -> io::Result<Vec<(u64, u64)>> {
+        Ok(Vec::new())
     }
     /// Whether a directory has one name, so that it is damage where a walk meets it twice: what is mounted does not count here.
     fn has_one_name_each(&self) -> bool;

@@ -5,7 +5,9 @@ use crate::failure::Failure;
 use crate::open;
 use crate::text;
 use braidfs::{Attr, Cred, Error, FileKind, InodeNo, NewNode, OpenFile, Volume};
-use braidfs_vfs::Library;
+use braidfs_vfs::{Library, call};
+use std::collections::HashSet;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -134,6 +136,16 @@ impl Tree for VolumeTree {
     }
     fn show(&self, path: &[u8]) -> String {
         format!("{}:/{}", self.device, text::name(relative(path)))
+    }
+    fn way_up(&self, dir: &[u8]) -> io::Result<Vec<(u64, u64)>> {
+        let mut at = call(self.attr(dir, true))?.ino;
+        let (mut way, mut seen) = (Vec::new(), HashSet::new());
+        // above the root is the root; directories that are damaged may lead up in a circle
+        while seen.insert(at) {
+            way.push((0, at.0));
+            at = call(self.volume().lookup(at, b".."))?.ino;
+        }
+        Ok(way)
     }
     fn has_one_name_each(&self) -> bool {
         true
