@@ -86,7 +86,12 @@ fn identity(path: &Path) -> Option<Identity> {
 
 /// `path`, and the file behind it where it is a loop device.
 pub fn identities(path: &Path) -> Vec<Identity> {
-    let mut all: Vec<_> = identity(path).into_iter().collect();
+    identity(path).map_or_else(Vec::new, with_backing)
+}
+
+/// A device, and the file behind it where it is a loop device.
+pub fn with_backing(device: Identity) -> Vec<Identity> {
+    let mut all = vec![device];
     if let Some(&Identity::Block(rdev)) = all.first() {
         let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
         let behind = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/loop/backing_file"));

@@ -2,10 +2,11 @@
 
 mod common;
 use common::{Bench, run};
+use rustix::fs::{CWD, FileType as RawKind};
 use std::ffi::OsStr;
-use std::io::{Write, stderr};
+use std::io::{Read, Write, stderr};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -141,6 +142,69 @@ fn the_image_of_an_open_volume_is_no_file_to_copy() {
     b.run(&["fsck", "-f", "vol.img"]).ok();
     b.run(&["cp", "large.img:/vol.img", "copy.img"]).ok();
     assert!(b.read("copy.img") == b.read("vol.img"));
+}
+
+/// As cp(1): the content goes into a device or a pipe that is named, also by a link. In a directory they are replaced.
+#[test]
+fn what_is_no_file_is_written_into_where_it_is_named() {
+    let b = Bench::with_volume();
+    let kind = |path: &str| std::fs::symlink_metadata(b.path(path)).unwrap().file_type();
+    // less than a pipe holds
+    b.sparse("f", 50_000).write_all_at(&noise(30_000), 20_000).unwrap();
+    b.run(&["cp", "f", "vol.img:/f"]).ok();
+    let whole = b.read("f");
+    rustix::fs::mknodat(CWD, b.path("pipe"), RawKind::Fifo, 0o600.into(), 0).unwrap();
+    symlink("pipe", b.path("link")).unwrap();
+    for (to, more) in [("pipe", &[][..]), ("link", &[]), ("pipe", &["-p"]), ("link", &["-r"])] {
+        let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+        let mut pipe =
+            std::fs::File::options().read(true).write(true).custom_flags(nonblocking).open(b.path("pipe")).unwrap();
+        b.run(&[&["cp"][..], more, &["vol.img:/f", to]].concat()).ok();
+        let mut got = vec![0; whole.len()];
+        pipe.read_exact(&mut got).unwrap();
+        assert!(got == whole && kind("pipe").is_fifo() && kind("link").is_symlink(), "{to}");
+        assert_eq!(pipe.read(&mut got).unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "more than that");
+        assert_eq!(std::fs::metadata(b.path("pipe")).unwrap().mode() & 0o777, 0o600);
+    }
+    // the standard output, and a file behind it, which begins anew
+    symlink("/proc/self/fd/1", b.path("out")).unwrap();
+    b.write("said", "long ago".repeat(1 << 20));
+    let mut to_file = Command::new(env!("CARGO_BIN_EXE_braidfs"));
+    let said = std::fs::File::options().write(true).open(b.path("said")).unwrap();
+    run(to_file.args(["cp", "vol.img:/f", "out"]).current_dir(b.path(".")).stdout(said)).ok();
+    assert!(b.read("said") == whole && kind("out").is_symlink());
+    b.run(&["mkdir", "vol.img:/d"]).ok();
+    b.write("word", "a word");
+    b.run(&["cp", "word", "vol.img:/d/pipe"]).ok();
+    assert_eq!(b.run(&["cp", "vol.img:/d/pipe", "out"]).ok().out, "a word");
+    b.run(&["cp", "-r", "vol.img:/d/.", "."]).ok();
+    assert_eq!(b.read("pipe"), b"a word");
+}
+
+#[test]
+fn devices_are_written_into_where_they_are_named() {
+    let b = Bench::with_volume();
+    b.write("f", noise(1 << 20));
+    b.run(&["cp", "f", "vol.img:/f"]).ok();
+    let node = |path: &str, kind, (major, minor)| {
+        rustix::fs::mknodat(CWD, b.path(path), kind, 0o600.into(), rustix::fs::makedev(major, minor)).is_ok()
+    };
+    // as /dev/null and /dev/full, here
+    if !node("null", RawKind::CharacterDevice, (1, 3)) || std::fs::write(b.path("null"), "x").is_err() {
+        _ = writeln!(stderr(), "SKIPPED: device nodes need root, and a file system that honours them");
+        return;
+    }
+    assert!(node("full", RawKind::CharacterDevice, (1, 7)));
+    let is_node = |path: &str| std::fs::symlink_metadata(b.path(path)).unwrap().file_type().is_char_device();
+    for more in [&[][..], &["-p"], &["-r"]] {
+        b.run(&[&["cp"][..], more, &["vol.img:/f", "null"]].concat()).ok();
+        b.run(&[&["cp"][..], more, &["vol.img:/f", "full"]].concat()).fails(1, &["to full: no space left"]);
+        assert!(is_node("null") && is_node("full"));
+    }
+    symlink("null", b.path("link")).unwrap();
+    b.run(&["cp", "vol.img:/f", "link"]).ok();
+    assert!(is_node("null") && std::fs::symlink_metadata(b.path("link")).unwrap().is_symlink());
+    assert_eq!(std::fs::metadata(b.path("null")).unwrap().mode() & 0o777, 0o600);
 }
 
 /// Programs of others do not become set-user-ID programs of who copies them.

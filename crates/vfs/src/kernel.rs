@@ -190,10 +190,14 @@ impl FileSystem for Kernel {
     }
     #[inline]
     fn append(&self, file: &OwnedFd, data: &[u8]) -> io::Result<()> {
-        match again(|| rustix::io::write(file, data))? {
-            n if n == data.len() => Ok(()),
-            n => Err(crate::short(io::ErrorKind::WriteZero, n, data.len())),
+        let mut done = 0;
+        while done < data.len() {
+            match again(|| rustix::io::write(file, &data[done..]))? {
+                0 => return Err(crate::short(io::ErrorKind::WriteZero, done, data.len())),
+                n => done += n,
+            }
         }
+        Ok(())
     }
     #[inline]
     fn truncate(&self, file: &OwnedFd, len: u64) -> io::Result<()> {

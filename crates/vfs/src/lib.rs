@@ -138,7 +138,7 @@ pub trait FileSystem: Send + Sync {
     fn read(&self, file: &Self::File, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
     /// pwrite(2): the number of bytes, fewer than wanted where there is no room for more.
     fn write(&self, file: &Self::File, offset: u64, data: &[u8]) -> io::Result<usize>;
-    /// write(2) of all of `data` at the end (of a file opened with `append`, or only written here).
+    /// write(2) of all of `data` at the end (of a file opened with `append`, or only written here; to a pipe or a device).
     fn append(&self, file: &Self::File, data: &[u8]) -> io::Result<()>;
     /// ftruncate(2): cut off or made longer, with zeros.
     fn truncate(&self, file: &Self::File, len: u64) -> io::Result<()>;

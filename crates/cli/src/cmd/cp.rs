@@ -2,8 +2,9 @@
 //!
 //! Walks with a stack of its own; one file that fails is reported and the rest is copied. Holes stay holes. Hard links
 //! become separate files. A symlink at a destination is replaced, never written through, so that a hostile volume
-//! cannot send a copy elsewhere on the host; nor can a loop of its directories keep a copy from its end. The devices of the
-//! volumes are never written as files of the host.
+//! cannot send a copy elsewhere on the host; nor can a loop of its directories keep a copy from its end. A device, a pipe or
+//! the standard output that is itself named as the destination, or a symlink to it, is written into, as by cp(1): what lies in
+//! a directory that is named is replaced. The devices of the volumes are never written as files of the host.
 
 use crate::failure::{Failure, Outcome, host_error};
 use crate::mounted::{Identity, identities};
@@ -93,22 +94,23 @@ fn copy_all<T: Tree>(volumes: &[Opened], from: &[Target], tree: &T, to: &Target,
     // Written to is one volume, where it is one at all: of a host's file that holds another one a copy can be made.
     let written = volumes.iter().filter(|v| device_of(to) == Some(&v.device)).flat_map(|v| &v.disks).collect();
     let disks = volumes.iter().flat_map(|v| &v.disks).collect();
-    let dest = Dest { tree, path: path_of(to), args, umask: umask.as_raw_mode(), disks, written };
-    let into_dir = match stat(tree, dest.path, true) {
+    let path = path_of(to);
+    let into_dir = match stat(tree, path, true) {
         Ok(found) => found.is_some_and(|s| s.kind == FileKind::Dir),
-        Err(e) => return Err(Failure::at("cannot copy to", tree.show(dest.path), e)),
+        Err(e) => return Err(Failure::at("cannot copy to", tree.show(path), e)),
     };
+    let dest = Dest { tree, path, into_dir, args, umask: umask.as_raw_mode(), disks, written };
     if !into_dir && from.len() > 1 {
         let why = "several files can only be copied into a directory: make it first";
-        return Err(Failure::at("cannot copy to", tree.show(dest.path), why));
+        return Err(Failure::at("cannot copy to", tree.show(path), why));
     }
     let mut failed = false;
     for source in from {
         let (path, same) = (path_of(source), device_of(source) == device_of(to));
         failed |= match volume_of(volumes, source) {
-            Some(volume) => dest.copy(volume, path, into_dir, same),
+            Some(volume) => dest.copy(volume, path, same),
             None if same => report(&HostTree::HERE, path, "the destination is no volume either: use cp(1)"),
-            None => dest.copy(&HostTree::HERE, path, into_dir, same),
+            None => dest.copy(&HostTree::HERE, path, same),
         };
     }
     Ok(failed)
@@ -158,6 +160,8 @@ fn report(tree: &impl Tree, path: &[u8], why: &str) -> bool {
 struct Dest<'a, T> {
     tree: &'a T,
     path: &'a [u8],
+    /// It is a directory: what is copied lies in it.
+    into_dir: bool,
     args: &'a Args,
     umask: u32,
     /// Devices of all volumes that are open: no file of the host that is one of them is written, or replaced.
@@ -192,9 +196,9 @@ enum Step {
 
 impl<T: Tree> Dest<'_, T> {
     /// Copies one source; whether something failed (it has been reported).
-    fn copy(&self, source: &impl Tree, path: &[u8], into_dir: bool, same_tree: bool) -> bool {
+    fn copy(&self, source: &impl Tree, path: &[u8], same_tree: bool) -> bool {
         // `vol:/` and `.` have no name of their own: their content goes into the directory.
-        let to = if into_dir { text::join(self.path, text::base_name(path)) } else { self.path.to_vec() };
+        let to = if self.into_dir { text::join(self.path, text::base_name(path)) } else { self.path.to_vec() };
         let mut failed = false;
         if same_tree && self.args.recursive {
             match self.is_inside(source, path, &to) {
@@ -241,15 +245,18 @@ impl<T: Tree> Dest<'_, T> {
         let (fs, here) = (self.tree.fs(), |e: String| format!("to {}: {e}", self.tree.show(to)));
         // Only a destination that the user named may be reached through a symlink.
         let mut old = stat(self.tree, to, top && meta.kind == FileKind::Dir).map_err(here)?;
+        let is_named = top && !self.into_dir && meta.kind == FileKind::File;
+        let stream = if is_named { self.stream(to)? } else { None };
+        old = stream.or(old);
         let mode = if self.args.preserve { meta.mode & 0o777 } else { meta.mode & !self.umask & 0o777 };
         if walk.same_tree && old.is_some_and(|o| o.id == meta.id) {
             return Err(format!("{} is the same file", self.tree.show(to)));
         }
-        if old.and_then(|o| self.tree.device(&o)).is_some_and(|id| self.disks.contains(&&id)) {
+        if old.is_some_and(|o| self.tree.devices(&o).iter().any(|id| self.disks.contains(&id))) {
             return Err(here("is a device of a volume that is open: name a path in it as DEVICE:PATH".into()));
         }
         // a device file is copied as such
-        if meta.kind == FileKind::File && source.device(&meta).is_some_and(|id| self.written.contains(&&id)) {
+        if meta.kind == FileKind::File && source.devices(&meta).iter().any(|id| self.written.contains(&id)) {
             return Err("is the volume itself: not copied".into());
         }
         if meta.kind == FileKind::Dir {
@@ -287,6 +294,9 @@ impl<T: Tree> Dest<'_, T> {
         if !self.args.recursive && !matches!(meta.kind, FileKind::File | FileKind::Symlink) {
             return Err("is a special file: copy it with -r".into());
         }
+        if let Some(stream) = stream {
+            return self.write_stream(source, from, to, stream.kind == FileKind::File);
+        }
         if old.is_some_and(|o| o.kind != FileKind::File || meta.kind != FileKind::File) {
             fs.unlink(&at(self.tree, to)?).map_err(reason).map_err(here)?;
             old = None;
@@ -311,6 +321,32 @@ impl<T: Tree> Dest<'_, T> {
     fn set_attributes(&self, to: &[u8], meta: &Stat, follow: bool) -> Res<()> {
         let set = self.tree.fs().set_attributes(&at(self.tree, to)?, meta, follow);
         set.map_err(|e| format!("to {}: {}", self.tree.show(to), reason(e)))
+    }
+
+    /// What is there and is written into, also behind a symlink.
+    fn stream(&self, to: &[u8]) -> Res<Option<Stat>> {
+        let found = self.tree.fs().stat(&at(self.tree, to)?, true).ok();
+        Ok(found.filter(|s| self.tree.is_written_into(s)))
+    }
+
+    /// Writes a file's content, its holes as zeros, to what has no places; owner, mode and times of that stay. A `file` begins
+    /// anew.
+    fn write_stream(&self, source: &impl Tree, from: &[u8], to: &[u8], file: bool) -> Res<()> {
+        let here = |e: io::Error| format!("to {}: {}", self.tree.show(to), reason(e));
+        let (fs, out) = (source.fs(), self.tree.fs());
+        let input = fs.open(&at(source, from)?, OpenHow::READ).map_err(reason)?;
+        let how = OpenHow { read: false, truncate: file, ..OpenHow::WRITE };
+        let output = out.open(&at(self.tree, to)?, how).map_err(here)?;
+        let (mut buf, mut done) = (vec![0u8; 1 << 20], 0);
+        loop {
+            match fs.read(&input, done, &mut buf).map_err(reason)? {
+                0 => return Ok(()),
+                n => {
+                    out.append(&output, &buf[..n]).map_err(here)?;
+                    done += n as u64;
+                }
+            }
+        }
     }
 
     /// The copy, open.

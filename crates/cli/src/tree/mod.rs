@@ -5,10 +5,12 @@
 pub mod volume;
 
 use crate::failure::Failure;
-use crate::mounted::Identity;
+use crate::mounted::{Identity, with_backing};
 use crate::text;
 use braidfs_device::is_nbd_uri;
 use braidfs_vfs::{FileKind, FileSystem, Kernel, Stat};
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fs::fstat;
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -26,9 +28,14 @@ pub trait Tree {
     }
     /// The path for a message.
     fn show(&self, path: &[u8]) -> String;
-    /// Which device a file can be, for what is opened as one.
-    fn device(&self, _: &Stat) -> Option<Identity> {
-        None
+    /// Which devices a file can be, for what is opened as one.
+    fn devices(&self, _: &Stat) -> Vec<Identity> {
+        Vec::new()
+    }
+    /// Whether what is named as a destination is written into, as cp(1) does, and not replaced: a device, a pipe, the output of
+    /// this process. In a volume that is not mounted nothing is behind such a file.
+    fn is_written_into(&self, _: &Stat) -> bool {
+        false
     }
     /// The directories that a directory lies in, by their [`Stat::id`], itself first. Of a volume alone: `cp` copies nothing from
     /// the host to the host.
@@ -62,11 +69,19 @@ impl Tree for HostTree {
     fn show(&self, path: &[u8]) -> String {
         text::name(path)
     }
-    fn device(&self, meta: &Stat) -> Option<Identity> {
+    fn devices(&self, meta: &Stat) -> Vec<Identity> {
         match meta.kind {
-            FileKind::File => Some(Identity::File(meta.id.0, meta.id.1)),
-            FileKind::Block => Some(Identity::Block(meta.rdev)),
-            _ => None,
+            FileKind::File => vec![Identity::File(meta.id.0, meta.id.1)],
+            FileKind::Block => with_backing(Identity::Block(meta.rdev)),
+            _ => Vec::new(),
+        }
+    }
+    fn is_written_into(&self, meta: &Stat) -> bool {
+        let is = |fd: BorrowedFd<'_>| fstat(fd).is_ok_and(|s| (s.st_dev, s.st_ino) == meta.id);
+        match meta.kind {
+            FileKind::Dir | FileKind::Symlink => false,
+            FileKind::File => is(io::stdout().as_fd()) || is(io::stderr().as_fd()),
+            FileKind::Char | FileKind::Block | FileKind::Fifo | FileKind::Socket => true,
         }
     }
     fn has_one_name_each(&self) -> bool {
