@@ -991,6 +991,7 @@ def hostile_loop_unmounted(volume, _top):
         small.mkfs()
         small.mount()
         hostile_tree(small.mnt)
+        (small.mnt / "circle/canary").write_text("SECRET")
         small.umount()
         make_hostile(small.image, {}, {}, "again")
         shutil.copyfile(small.image, sound)
@@ -1005,6 +1006,12 @@ def hostile_loop_unmounted(volume, _top):
             code, text = run(small.binary, *argv, ok=None, timeout=20)
             must(code == 1 and text.count(again) == 1, f"{what}: exit code {code}: {text[-300:]}")
         must((out / "buckets/up_and_up_canary").read_bytes() == b"inside", "the rest is not copied")
+        # the first thing in what is named leads above it, where nothing was named
+        shutil.copyfile(sound, small.image)
+        code, text = run(small.binary, "rm", "-r", f"{small.image}:/circle/inner", ok=None, timeout=20)
+        must(code == 1 and text.count("circle/inner/again: a directory that lies in another one") == 1,
+             f"rm below: exit code {code}: {text[-300:]}")
+        same(run(small.binary, "cat", f"{small.image}:/circle/canary")[1], "SECRET", "content of a file that was not named")
     finally:
         small.force_down()
         shutil.rmtree(out, ignore_errors=True)

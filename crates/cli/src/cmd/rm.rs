@@ -3,7 +3,7 @@
 use crate::failure::Outcome;
 use crate::text;
 use crate::tree::volume::VolumeTree;
-use crate::tree::{MET_BEFORE, Target, Tree};
+use crate::tree::{FOREIGN, MET_BEFORE, Target, Tree};
 use braidfs::{Error, FileKind, InodeNo};
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -78,6 +78,11 @@ fn remove(tree: &VolumeTree, path: &[u8], recursive: bool) -> Result<bool, Error
                 note(&mut kept, failed);
             }
             Step::Enter { ino, path, .. } if !seen.insert(ino) => note(&mut kept, report(tree, &path, MET_BEFORE)),
+            // what an entry leads to may be above, or not be below what was named at all
+            Step::Enter { dir, ino, ref path, .. } if !matches!(tree.volume().lookup(ino, b".."), Ok(up) if up.ino == dir) =>
+            {
+                note(&mut kept, report(tree, path, FOREIGN));
+            }
             Step::Enter { dir, name, ino, path } => {
                 let mut failed = false;
                 let entries = tree.entries(ino).unwrap_or_else(|e| {

@@ -53,6 +53,10 @@ pub trait Tree {
 pub const MET_BEFORE: &str =
     "a loop of directories, or one with two names: it was met before: check the volume with `braidfs fsck -fn`";
 
+/// Why nothing is removed in a directory that an entry of a damaged volume leads to.
+pub const FOREIGN: &str =
+    "a directory that lies in another one, so nothing in it is removed: check the volume with `braidfs fsck -fn`";
+
 /// The tree of the host, by system calls.
 pub struct HostTree(Kernel);
 
