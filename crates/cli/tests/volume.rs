@@ -275,6 +275,42 @@ fn attributes_reach_a_directory_behind_a_link() {
     assert!(["out", "data/e/v1"].iter().all(|l| std::fs::symlink_metadata(b.path(l)).unwrap().is_symlink()));
 }
 
+/// As in a chroot to a system that is to be repaired.
+#[test]
+fn attributes_are_kept_without_proc() {
+    let b = Bench::with_volume();
+    let covered = |command: &str| {
+        let shell = format!("mount -t tmpfs none /proc && exec {command}");
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--mount", "sh", "-c", &shell]).current_dir(b.path("."));
+        unshare
+    };
+    let can = covered("true").stderr(std::process::Stdio::null()).status();
+    if !can.is_ok_and(|s| s.success()) {
+        _ = writeln!(stderr(), "SKIPPED: covering /proc needs root, and unshare");
+        return;
+    }
+    b.write("d/sub/f", "content");
+    symlink("sub", b.path("d/link")).unwrap();
+    rustix::fs::mknodat(CWD, b.path("d/pipe"), RawKind::Fifo, 0o600.into(), 0).unwrap();
+    for (path, mode) in [("d/sub", 0o2751), ("d/sub/f", 0o4640), ("d/pipe", 0o1622), ("d", 0o1777)] {
+        std::fs::set_permissions(b.path(path), PermissionsExt::from_mode(mode)).unwrap();
+    }
+    let paths = ["", "/sub", "/sub/f", "/link", "/pipe"];
+    let shown = |top: &str| {
+        let shown = |path| {
+            let m = std::fs::symlink_metadata(b.path(&format!("{top}{path}"))).unwrap();
+            (path, m.mode(), m.uid(), m.mtime(), m.mtime_nsec())
+        };
+        paths.map(shown)
+    };
+    chown(b.path("d/sub"), Some(7), Some(8)).unwrap();
+    std::fs::set_permissions(b.path("d/sub"), PermissionsExt::from_mode(0o2751)).unwrap();
+    b.run(&["cp", "-rp", "d", "vol.img:/d"]).ok();
+    run(&mut covered(&format!("{} cp -rp vol.img:/d out", env!("CARGO_BIN_EXE_braidfs")))).ok();
+    assert_eq!(shown("out"), shown("d"));
+}
+
 /// Inodes that cannot be read are told of; the others are listed and, where their domain is sound, removed.
 #[test]
 fn an_unreadable_inode_does_not_hide_the_others() {

@@ -1,4 +1,4 @@
-//! The kernel's file systems, by system calls.
+//! The kernel's file systems, by system calls. Low-level module: the `unsafe` of one that rustix lacks is here.
 
 use crate::{FileKind, FileSystem, OpenHow, Stat, Timestamp};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -88,6 +88,15 @@ fn may_have(
     }
 }
 
+/// fchmodat2(2) of what an O_PATH descriptor is of; since Linux 6.6.
+fn chmod_of(file: &OwnedFd, mode: Mode) -> io::Result<()> {
+    // SAFETY: the kernel reads an empty string, which lives for ever, and no other memory.
+    let done = unsafe {
+        libc::syscall(libc::SYS_fchmodat2, file.as_raw_fd(), c"".as_ptr(), mode.as_raw_mode(), libc::AT_EMPTY_PATH)
+    };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 fn times(stat: &Stat) -> Timestamps {
     let time = |t: Timestamp| Timespec { tv_sec: t.sec, tv_nsec: t.nsec.into() };
     Timestamps { last_access: time(stat.atime), last_modification: time(stat.mtime) }
@@ -167,12 +176,23 @@ impl FileSystem for Kernel {
             return Err(crate::replaced());
         }
         let mode = may_have(stat, |uid, gid| fs::chownat(&file, c"", uid, gid, AtFlags::EMPTY_PATH))?;
-        // What such a descriptor is of is changed by its name in /proc, which leads to a symlink itself, too.
+        // What such a descriptor is of is changed by its name in /proc, which leads to a symlink itself, too; without a /proc,
+        // in a chroot for instance, by newer system calls.
         let name = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let mode = Mode::from_raw_mode(mode);
         if stat.kind != FileKind::Symlink {
-            fs::chmodat(CWD, &*name, Mode::from_raw_mode(mode), AtFlags::empty())?;
+            match fs::chmodat(CWD, &*name, mode, AtFlags::empty()) {
+                Err(Errno::NOENT) if stat.kind == FileKind::Dir => {
+                    fs::fchmod(again(|| fs::openat(&file, c".", DIRECTORY, Mode::empty()))?, mode)?;
+                }
+                Err(Errno::NOENT) => chmod_of(&file, mode)?,
+                done => done?,
+            }
         }
-        Ok(fs::utimensat(CWD, &*name, &times(stat), AtFlags::empty())?)
+        match fs::utimensat(CWD, &*name, &times(stat), AtFlags::empty()) {
+            Err(Errno::NOENT) => Ok(fs::utimensat(&file, c"", &times(stat), AtFlags::EMPTY_PATH)?),
+            done => Ok(done?),
+        }
     }
     fn set_attributes_of(&self, file: &OwnedFd, stat: &Stat) -> io::Result<()> {
         let mode = may_have(stat, |uid, gid| fs::fchown(file, uid, gid))?;
