@@ -169,28 +169,58 @@ struct Owner {
     stopped: IdleCondvar,
 }
 
-/// Numbers of the writes of a record. Two may be under way at once, the renewal's on a connection that has broken and that of the
-/// device when it is back, and come in either order.
+/// Numbers of the writes of a record. Two may be under way at once, the renewal's on a connection that has broken and that of
+/// the device when it is back, and come in either order. What was sent on a connection that broke the server may still carry
+/// out behind what was sent on the next one, for as long as a request may be in flight: such a write is under way until then.
 #[derive(Debug, Default)]
 struct Numbers {
     last: u64,
-    under_way: Vec<u64>,
+    under_way: Vec<UnderWay>,
     /// The device has that one, or a later one, whatever happened: else it has lost what it had confirmed.
     confirmed: u64,
 }
 
+/// A write that the device may come to have.
+#[derive(Debug)]
+struct UnderWay {
+    number: u64,
+    /// It was confirmed, or has failed.
+    ended: bool,
+    /// Even then it may still come, until this moment of [`boot_time`].
+    until: Duration,
+}
+
 impl Numbers {
     /// A write begins: its number, and the least that the device may have once it has confirmed this one.
-    fn begin(&mut self) -> (u64, u64) {
+    fn begin(&mut self, now: Duration) -> (u64, u64) {
+        self.under_way.retain(|w| !w.ended || w.until > now);
         self.last += 1;
-        let least = self.under_way.iter().copied().fold(self.last, u64::min);
-        self.under_way.push(self.last);
+        let least = self.under_way.iter().map(|w| w.number).fold(self.last, u64::min);
+        self.under_way.push(UnderWay { number: self.last, ended: false, until: Duration::ZERO });
         (self.last, least)
     }
 
-    fn end(&mut self, number: u64, confirmed: Option<u64>) {
-        self.under_way.retain(|n| *n != number);
-        self.confirmed = self.confirmed.max(confirmed.unwrap_or(0));
+    /// The device has confirmed the write.
+    fn confirm(&mut self, number: u64, least: u64) {
+        self.confirmed = self.confirmed.max(least);
+        self.end(number, Duration::ZERO);
+    }
+
+    /// Nobody knows what becomes of the write, which may come until then.
+    fn fail(&mut self, number: u64, until: Duration) {
+        self.end(number, until);
+    }
+
+    fn end(&mut self, number: u64, until: Duration) {
+        for w in self.under_way.iter_mut().filter(|w| w.number == number) {
+            (w.ended, w.until) = (true, w.until.max(until));
+        }
+    }
+
+    /// A connection broke. What was sent on it and has no answer is sent again on the next one, and the server may carry out
+    /// both.
+    fn broke(&mut self, until: Duration) {
+        self.under_way.iter_mut().filter(|w| !w.ended).for_each(|w| w.until = w.until.max(until));
     }
 }
 
@@ -200,7 +230,9 @@ struct Returning(std::sync::Weak<Owner>);
 
 impl Rejoin for Returning {
     fn rejoin(&self, io: &mut dyn RecordIo) -> io::Result<()> {
-        self.0.upgrade().map_or(Ok(()), |owner| owner.renew(io))
+        let Some(owner) = self.0.upgrade() else { return Ok(()) };
+        owner.numbers.lock().broke(owner.in_flight_until());
+        owner.renew(io)
     }
 }
 
@@ -292,10 +324,20 @@ impl Owner {
         let host = hostname();
         let n = host.len().min(63);
         r.host[..n].copy_from_slice(&host.as_bytes()[..n]);
-        let (seq, least) = self.numbers.lock().begin();
+        let (seq, least) = self.numbers.lock().begin(boot_time());
         let written = io.write_record(self.block, &r.to_block(self.volume, self.block, seq));
-        self.numbers.lock().end(seq, written.is_ok().then_some(least));
+        let until = self.in_flight_until();
+        let mut numbers = self.numbers.lock();
+        match &written {
+            Ok(()) => numbers.confirm(seq, least),
+            Err(_) => numbers.fail(seq, until),
+        }
         written
+    }
+
+    /// Until when what was sent by now may be in flight.
+    fn in_flight_until(&self) -> Duration {
+        boot_time().saturating_add(self.io_timeout)
     }
 
     fn remote(&self) -> Result<&dyn Remote> {

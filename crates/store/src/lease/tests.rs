@@ -20,6 +20,10 @@ struct Elsewhere {
     answered: Mutex<Option<Happens>>,
     /// A write is about to be submitted.
     submits: Mutex<Option<Happens>>,
+    /// The connection breaks at the next write, which is not carried out yet.
+    breaks: Mutex<bool>,
+    /// What was submitted last.
+    sent: Mutex<Option<Vec<u8>>>,
 }
 
 impl std::fmt::Debug for Elsewhere {
@@ -95,6 +99,10 @@ impl RecordIo for Io<'_> {
     }
     fn write_record(&mut self, block: u64, buf: &[u8]) -> io::Result<()> {
         self.0.happens(&self.0.submits);
+        *self.0.sent.lock() = Some(buf.to_vec());
+        if std::mem::take(&mut *self.0.breaks.lock()) {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
         self.0.write(block, buf)
     }
 }
@@ -194,21 +202,78 @@ fn a_disk_from_before_a_confirmed_renewal_loses_the_lease() {
 /// Of writes that were under way together any may be the one that the device has in the end.
 #[test]
 fn writes_that_come_in_another_order_are_no_loss() {
+    let [now, later] = [10, 20].map(Duration::from_secs);
     let mut n = Numbers::default();
-    let (first, least) = n.begin();
-    n.end(first, Some(least));
-    let (slow, least_slow) = n.begin();
-    let (quick, least_quick) = n.begin();
-    n.end(quick, Some(least_quick));
+    let (first, least) = n.begin(now);
+    n.confirm(first, least);
+    let (slow, least_slow) = n.begin(now);
+    let (quick, least_quick) = n.begin(now);
+    n.confirm(quick, least_quick);
     assert_eq!(n.confirmed, slow, "the slow one may have come behind it");
-    n.end(slow, Some(least_slow));
+    n.confirm(slow, least_slow);
     assert_eq!(n.confirmed, slow);
-    let (failed, _) = n.begin();
-    n.end(failed, None);
+    // one that failed may still come
+    let (failed, _) = n.begin(now);
+    n.fail(failed, later);
     assert_eq!(n.confirmed, slow);
-    let (last, least) = n.begin();
-    n.end(last, Some(least));
-    assert_eq!((n.confirmed, n.under_way.len()), (last, 0));
+    let (next, least) = n.begin(now);
+    n.confirm(next, least);
+    assert_eq!(n.confirmed, failed, "the one that failed may have come behind it");
+    // until it is too late for it
+    let (last, least) = n.begin(later);
+    n.confirm(last, least);
+    assert_eq!((n.confirmed, n.under_way.len()), (last, 1));
+    // and one that was sent again may come twice
+    let (twice, least_twice) = n.begin(later);
+    n.broke(later + now);
+    n.confirm(twice, least_twice);
+    assert_eq!(n.confirmed, twice);
+    let (next, least) = n.begin(later);
+    n.confirm(next, least);
+    assert_eq!(n.confirmed, twice, "the first of the two may have come behind it");
+    let (last, least) = n.begin(later + now);
+    n.confirm(last, least);
+    assert_eq!(n.confirmed, last);
+}
+
+/// A server that carries out a renewal of a broken connection when the next one was confirmed: it has lost nothing.
+#[test]
+fn a_renewal_that_comes_late_is_no_loss() {
+    let device = Elsewhere::new(IO_TIMEOUT);
+    let owner = holder(&device, LEASE);
+    *device.breaks.lock() = true;
+    assert!(owner.renew(&mut Io(&device)).is_err());
+    let late = device.sent.lock().take().unwrap();
+    owner.renew(&mut Io(&device)).unwrap();
+    owner.renew(&mut Io(&device)).unwrap();
+    device.write(BLOCK, &late).unwrap();
+    owner.renew(&mut Io(&device)).unwrap();
+    assert!(owner.fence.lost().is_none() && owner.fence.is_open());
+    // behind the time in which it may come, it is what a snapshot has
+    std::thread::sleep(IO_TIMEOUT);
+    owner.renew(&mut Io(&device)).unwrap();
+    device.write(BLOCK, &late).unwrap();
+    assert_eq!(owner.renew(&mut Io(&device)).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+}
+
+/// What was sent again, since its connection broke before the answer, may come twice.
+#[test]
+fn a_renewal_that_comes_twice_is_no_loss() {
+    let device = Elsewhere::new(IO_TIMEOUT);
+    let owner = Arc::new(holder(&device, LEASE));
+    let returning = Returning(Arc::downgrade(&owner));
+    let back = Arc::downgrade(&device);
+    // the next connection is there while it waits for its answer
+    *device.submits.lock() = Some(Box::new(move |_| {
+        let device = back.upgrade().unwrap();
+        returning.rejoin(&mut Io(&device)).unwrap();
+    }));
+    owner.renew(&mut Io(&device)).unwrap();
+    let twice = device.sent.lock().take().unwrap();
+    owner.renew(&mut Io(&device)).unwrap();
+    device.write(BLOCK, &twice).unwrap();
+    owner.renew(&mut Io(&device)).unwrap();
+    assert!(owner.fence.lost().is_none() && owner.fence.is_open());
 }
 
 /// A mount does not wait for days where the record says so.
