@@ -373,6 +373,33 @@ def nbd_two_mounts_at_once(volume, _top):
         clean(v)
 
 
+@check(seconds=120)
+def nbd_umount_waits_for_its_own_mount(volume, _top):
+    """Several have an export open: who unmounts waits for the process of that mount, and for no other one."""
+    with over_nbd(volume) as v:
+        other = v.mnt.with_name("nbd-other")
+        other.mkdir(exist_ok=True)
+        try:
+            for second in (v.mnt, other):
+                run(v.binary, "mount", "-o", "ro", v.image, v.mnt)
+                run(v.binary, "mount", "-o", "ro", v.image, other)
+                for point in (second, other if second == v.mnt else v.mnt):
+                    run(v.binary, "umount", "--timeout", "5", point)
+            # here who only reads came first, and stays
+            run(v.binary, "mount", "-o", "ro", v.image, other)
+            v.start("--filter=delay", "wdelay=30ms")
+            v.mount()
+            for n in range(200):
+                (v.mnt / f"f{n}").write_bytes(b"late" * 5000)
+            run(v.binary, "umount", v.mnt)
+            must("given back" in run(v.binary, "dump", "super", v.image)[1], "umount did not wait")
+        finally:
+            run("umount", other, ok=None)
+            other.rmdir()
+        wait_for("end of the reader", lambda: not v.daemons(), 20)
+        clean(v)
+
+
 class Proxy(threading.Thread):
     """TCP in front of the server's socket; cuts all connections when it is told to."""
 

@@ -180,6 +180,14 @@ impl AnyDevice {
             Self::Nbd(_) => None,
         }
     }
+
+    /// It, where it is an export of an NBD server.
+    pub fn export(&self) -> Option<&Arc<NbdDevice>> {
+        match self {
+            Self::File(_) => None,
+            Self::Nbd(export) => Some(export),
+        }
+    }
 }
 
 /// Opens all devices of a volume, in the order given: image files, block devices, and `nbd://` and `nbd+unix://` URIs. Writers

@@ -26,6 +26,10 @@ pub struct MountId {
 }
 
 impl MountId {
+    /// Number of the mounted file system, as the table of mounts has it: `0:57`.
+    pub fn device(&self) -> String {
+        format!("{}:{}", self.dev.0, self.dev.1)
+    }
     /// Whether both are the same mount.
     pub fn is(&self, other: &Self) -> bool {
         match (self.unique, other.unique) {

@@ -411,6 +411,36 @@ fn a_server_that_trickles_holds_nobody() {
     }
 }
 
+/// Who serves a mount is seen by who unmounts it, and nobody else who has the export open; also where the name was another
+/// one's at first, whose mount had the number before.
+#[test]
+fn who_serves_a_mount_is_seen() {
+    let (_dir, server) = server(Offers::default());
+    let uri = NbdUri::parse(&server.uri("timeout=2")).unwrap();
+    let open = || NbdDevice::open(&uri, false).unwrap();
+    let (first, second, other, _looks) = (open(), open(), open(), open());
+    assert!(uri.mounts_here().is_empty());
+    first.serves("0:7");
+    second.serves("0:7");
+    other.serves("0:8");
+    assert_eq!(uri.mounts_here(), ["0:7", "0:8"]);
+    let seen = uri.open_here("0:7", None).unwrap();
+    assert!(seen.lasts() && uri.open_here("0:9", None).is_none());
+    drop(first);
+    assert!(!seen.lasts());
+    let end = Instant::now() + Duration::from_secs(10);
+    let seen = loop {
+        match uri.open_here("0:7", None) {
+            Some(seen) => break seen,
+            None => assert!(Instant::now() < end, "the name is not taken when it is free"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    drop(second);
+    assert!(!seen.lasts() && uri.open_here("0:8", None).is_some_and(|o| o.lasts()));
+    assert_eq!(uri.mounts_here(), ["0:8"]);
+}
+
 /// What a server says to the request with this cookie.
 type Says = fn(&[u8]) -> Vec<u8>;
 

@@ -27,7 +27,7 @@ use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
@@ -602,13 +602,18 @@ impl Job<'_> {
                        new program";
             upgrade.refused = Some(why.into());
         }
+        let exports: Vec<_> = files.iter().filter_map(AnyDevice::export).map(Arc::downgrade).collect();
         drop(files);
         if spec.supervise.is_some() {
             upgrade.supervisor = told.to_parent();
         }
         cfg.upgrade = Some(Arc::new(upgrade));
         let tell = |progress| match progress {
-            Progress::Mounted(Some(id)) => told.mounted(id),
+            Progress::Mounted(Some(id)) => {
+                // for `braidfs umount`, which has no lock to wait for
+                exports.iter().filter_map(Weak::upgrade).for_each(|export| export.serves(&id.device()));
+                told.mounted(id);
+            }
             Progress::Mounted(None) => {}
             Progress::Ready => told.ready(),
             Progress::HandedOver(pid) => notify::main_pid(pid),

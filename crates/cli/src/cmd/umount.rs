@@ -69,7 +69,7 @@ fn run_checked(args: &Args) -> Outcome {
     let deadline = Instant::now() + Duration::from_secs(args.timeout.min(u32::MAX.into()));
     let mounter = mount.super_options.split(',').find_map(|o| o.strip_prefix("user_id=")?.parse().ok());
     for device in &backing.devices {
-        wait_closed(device, mounter, deadline)?;
+        wait_closed(device, &mount.device, mounter, deadline)?;
     }
     if let Some(dir) = backing.loop_device {
         wait_detached(&dir, deadline);
@@ -169,11 +169,12 @@ fn by_fusermount(target: &Path, lazy: bool) -> Result<(), Failure> {
     Err(Failure::at("cannot unmount", &show, said.trim()))
 }
 
-/// Waits until nobody holds the device's lock for writing, or the server of `mounter` has closed its connections.
-fn wait_closed(device: &Path, mounter: Option<u32>, deadline: Instant) -> Result<(), Failure> {
+/// Waits until nobody holds the device's lock for writing, or the server that `mounter` has for `mount`, by its number in the
+/// table, has closed its connections.
+fn wait_closed(device: &Path, mount: &str, mounter: Option<u32>, deadline: Instant) -> Result<(), Failure> {
     let is_open: Box<dyn Fn() -> bool> = if is_nbd_uri(device) {
         let Some(uri) = device.to_str().and_then(|d| NbdUri::parse(d).ok()) else { return Ok(()) };
-        let Some(open) = uri.open_here(mounter) else { return Ok(()) };
+        let Some(open) = uri.open_here(mount, mounter) else { return Ok(()) };
         Box::new(move || open.lasts())
     } else {
         // What we cannot open (removed, not ours) we cannot wait for.
@@ -210,15 +211,15 @@ mod tests {
     fn waits_for_the_lock() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let soon = || Instant::now() + Duration::from_millis(60);
-        assert!(wait_closed(file.path(), None, soon()).is_ok());
+        assert!(wait_closed(file.path(), "0:1", None, soon()).is_ok());
         let held = File::open(file.path()).unwrap();
         flock(&held, FlockOperation::LockExclusive).unwrap();
-        assert!(wait_closed(file.path(), None, soon()).is_err());
+        assert!(wait_closed(file.path(), "0:1", None, soon()).is_err());
         std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(30));
             drop(held);
         });
-        assert!(wait_closed(file.path(), None, Instant::now() + Duration::from_secs(10)).is_ok());
-        assert!(wait_closed(Path::new("/no/such"), None, soon()).is_ok());
+        assert!(wait_closed(file.path(), "0:1", None, Instant::now() + Duration::from_secs(10)).is_ok());
+        assert!(wait_closed(Path::new("/no/such"), "0:1", None, soon()).is_ok());
     }
 }

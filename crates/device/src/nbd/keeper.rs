@@ -98,6 +98,7 @@ pub(super) fn run(shared: &Arc<Shared>) {
     let mut last = String::new();
     loop {
         let mut state = shared.state.lock();
+        state.presence.take();
         match state.phase {
             Phase::Closed | Phase::Dead(_) => return,
             Phase::Up => {

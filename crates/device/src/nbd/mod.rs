@@ -33,7 +33,7 @@ use retained::Retained;
 use socket::Socket;
 use std::collections::HashMap;
 use std::io;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -58,8 +58,6 @@ const THROUGH_BYTES: usize = 64 << 10;
 pub struct NbdDevice {
     shared: Arc<Shared>,
     keeper: Option<JoinHandle<()>>,
-    /// For [`NbdUri::open_here`]; `None` where another device of this machine has it.
-    _presence: Option<UnixListener>,
 }
 
 /// What callers, the keeper and the readers of connections share.
@@ -98,6 +96,25 @@ struct State {
     readers: Vec<JoinHandle<()>>,
     /// Since when no connection has answered anything after one broke.
     trouble: Option<Instant>,
+    presence: Presence,
+}
+
+/// For [`NbdUri::open_here`].
+#[derive(Debug, Default)]
+struct Presence {
+    /// Of the mount that is served.
+    name: Option<SocketAddr>,
+    /// `None` while another process has the name: of a mount before, whose number this one was given.
+    listener: Option<UnixListener>,
+}
+
+impl Presence {
+    /// Takes the name, where it is free.
+    fn take(&mut self) {
+        if let (Some(name), None) = (&self.name, &self.listener) {
+            self.listener = UnixListener::bind_addr(name).ok();
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -205,6 +222,7 @@ impl NbdDevice {
             answered: true,
             readers: Vec::new(),
             trouble: None,
+            presence: Presence::default(),
         };
         let shared = Arc::new(Shared {
             uri: uri.clone(),
@@ -218,8 +236,7 @@ impl NbdDevice {
             fence: Mutex::default(),
         });
         let failed = |error| NbdError::Connect { uri: text.clone(), error };
-        let presence = uri.presence().and_then(|a| UnixListener::bind_addr(&a)).ok();
-        let mut device = Self { shared: Arc::clone(&shared), keeper: None, _presence: presence };
+        let mut device = Self { shared: Arc::clone(&shared), keeper: None };
         for link in links {
             link::start_reader(&shared, link, 0).map_err(failed)?;
         }
@@ -232,6 +249,17 @@ impl NbdDevice {
     pub fn connections(&self) -> usize {
         let state = self.shared.state.lock();
         if state.phase == Phase::Up { state.links.len() } else { 0 }
+    }
+
+    /// This process has the device open to serve `mount`, by the number of the file system that mountinfo has (`0:57`): who unmounts
+    /// that finds it so by [`NbdUri::open_here`], until the device is closed.
+    pub fn serves(&self, mount: &str) {
+        // without a name nobody waits
+        let name = self.shared.uri.presence(mount).ok();
+        let mut state = self.shared.state.lock();
+        state.presence = Presence { name, listener: None };
+        // where that fails the keeper tries again
+        state.presence.take();
     }
 
     /// The URI that the device was opened by.
@@ -253,6 +281,8 @@ impl Drop for NbdDevice {
         // A process that forks next has none of them.
         let readers = std::mem::take(&mut self.shared.state.lock().readers);
         readers.into_iter().for_each(|r| drop(r.join()));
+        // last: now nothing of it is under way
+        self.shared.state.lock().presence = Presence::default();
     }
 }
 

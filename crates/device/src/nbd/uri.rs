@@ -48,7 +48,7 @@ pub struct NbdUri {
     pub(crate) lease: Option<Duration>,
 }
 
-/// A process that has an export open: [`NbdUri::open_here`].
+/// A process that has an export open for a mount: [`NbdUri::open_here`].
 #[derive(Debug)]
 pub struct OpenHere(UnixStream);
 
@@ -131,25 +131,38 @@ impl NbdUri {
         Ok(uri)
     }
 
-    /// The name under which a process on this machine listens as long as it has the export open.
-    pub(crate) fn presence(&self) -> io::Result<SocketAddr> {
-        SocketAddr::from_abstract_name(self.presence_name())
+    /// The name under which the process that serves `mount` listens as long as it has the export open for that.
+    pub(crate) fn presence(&self, mount: &str) -> io::Result<SocketAddr> {
+        SocketAddr::from_abstract_name(self.presence_name(mount))
     }
 
-    fn presence_name(&self) -> String {
+    fn presence_name(&self, mount: &str) -> String {
         let mut hash = DefaultHasher::new();
         (&self.place, &self.export).hash(&mut hash);
-        format!("braidfs-nbd-{:016x}", hash.finish())
+        format!("braidfs-nbd-{:016x}-{mount}", hash.finish())
     }
 
-    /// The process on this machine (of this network namespace) that has the export open. Anybody can take the name that it listens
-    /// by, so it is believed only of the superuser, of this user, and of `mounter`, for whom the export was mounted. A hint for
-    /// who waits: locks and leases exclude, this does not.
-    pub fn open_here(&self, mounter: Option<u32>) -> Option<OpenHere> {
-        let (stream, user) = connect_abstract(&self.presence_name(), PRESENCE_PATIENCE).ok()?;
+    /// The process on this machine (of this network namespace) that has the export open for `mount`
+    /// ([`NbdDevice::serves`](super::NbdDevice::serves)). Anybody can take the name that it listens by, so it is believed only
+    /// of the superuser, of this user, and of `mounter`, for whom the export was mounted. A hint for who waits: locks and
+    /// leases exclude, this does not.
+    pub fn open_here(&self, mount: &str, mounter: Option<u32>) -> Option<OpenHere> {
+        let (stream, user) = connect_abstract(&self.presence_name(mount), PRESENCE_PATIENCE).ok()?;
         let is_believed = user == 0 || user == rustix::process::geteuid().as_raw() || Some(user) == mounter;
         stream.set_nonblocking(true).ok()?;
         is_believed.then_some(OpenHere(stream))
+    }
+
+    /// The mounts for which processes of this machine (of this network namespace) say that they have the export open.
+    pub fn mounts_here(&self) -> Vec<String> {
+        let start = format!("@{}", self.presence_name(""));
+        let table = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
+        let names = table.lines().filter_map(|line| line.split_whitespace().last()?.strip_prefix(&start));
+        let mut mounts: Vec<String> = names.map(Into::into).collect();
+        // a connection to it has the name, too
+        mounts.sort();
+        mounts.dedup();
+        mounts
     }
 
     /// What tells exports apart: place and name.
@@ -272,13 +285,14 @@ mod tests {
     fn who_has_an_export_open_is_seen_until_he_has_not() {
         use std::os::unix::net::UnixListener;
         let uri = NbdUri::parse(&format!("nbd://h/{}", std::process::id())).unwrap();
-        assert!(uri.open_here(None).is_none());
+        assert!(uri.open_here("0:7", None).is_none() && uri.mounts_here().is_empty());
         // it accepts nobody
-        let device = UnixListener::bind_addr(&uri.presence().unwrap()).unwrap();
-        let open = uri.open_here(None).unwrap();
-        assert!(open.lasts());
+        let device = UnixListener::bind_addr(&uri.presence("0:7").unwrap()).unwrap();
+        let open = uri.open_here("0:7", None).unwrap();
+        assert!(open.lasts() && uri.open_here("0:8", None).is_none());
+        assert_eq!(uri.mounts_here(), ["0:7"]);
         drop(device);
-        assert!(!open.lasts() && uri.open_here(None).is_none());
+        assert!(!open.lasts() && uri.open_here("0:7", None).is_none() && uri.mounts_here().is_empty());
     }
 
     proptest! {
