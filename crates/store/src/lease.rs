@@ -231,6 +231,7 @@ struct Returning(std::sync::Weak<Owner>);
 impl Rejoin for Returning {
     fn rejoin(&self, io: &mut dyn RecordIo) -> io::Result<()> {
         let Some(owner) = self.0.upgrade() else { return Ok(()) };
+        owner.check_wanted()?;
         owner.numbers.lock().broke(owner.in_flight_until());
         owner.renew(io)
     }
@@ -435,7 +436,9 @@ impl Owner {
                 return self.fence.check_lost();
             }
             if ended {
-                std::thread::sleep(SETTLE);
+                // who gives the lease up waits for the end of this
+                self.wait(&self.stop_winding, SETTLE);
+                self.check_wanted()?;
                 self.check_ours(io)?;
                 tracing::warn!(device = %self.device.name(), "the lease had ended; nobody has taken it, and it is renewed");
             }
@@ -443,6 +446,15 @@ impl Owner {
             return Ok(());
         }
         Err(io::Error::new(io::ErrorKind::TimedOut, "the server is too slow to renew the lease, which has ended"))
+    }
+
+    /// # Errors
+    /// The lease was given up: no record is written any more.
+    fn check_wanted(&self) -> io::Result<()> {
+        match self.stop_winding.load(SeqCst) {
+            true => Err(io::Error::other("the lease is given up")),
+            false => Ok(()),
+        }
     }
 
     /// # Errors

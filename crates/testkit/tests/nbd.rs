@@ -441,6 +441,32 @@ fn who_serves_a_mount_is_seen() {
     assert_eq!(uri.mounts_here(), ["0:8"]);
 }
 
+/// A server that takes no connection any more: who closes the device does not wait until connecting is given up.
+#[test]
+fn a_server_that_accepts_nobody_holds_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("full.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let uri = NbdUri::parse(&format!("nbd+unix:///?socket={}&timeout=60&connections=1", path.display())).unwrap();
+    let (device, client) = std::thread::scope(|s| {
+        let client = s.spawn(|| {
+            let mut client = listener.accept().unwrap().0;
+            agree(&mut client).map(|()| client).unwrap()
+        });
+        (NbdDevice::open(&uri, true).unwrap(), client.join().unwrap())
+    });
+    // it has the one place of the backlog
+    let waits = UnixStream::connect(&path).unwrap();
+    drop(client);
+    // until it connects anew
+    std::thread::sleep(Duration::from_millis(300));
+    let began = Instant::now();
+    drop(device);
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    drop((listener, waits));
+}
+
 /// What a server says to the request with this cookie.
 type Says = fn(&[u8]) -> Vec<u8>;
 

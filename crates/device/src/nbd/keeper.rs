@@ -371,7 +371,7 @@ impl Shared {
     }
 }
 
-/// Connecting anew ends when a request that waits for it is late.
+/// Connecting anew ends when a request that waits for it is late, and when nobody uses the device any more.
 struct Reconnecting<'a> {
     shared: &'a Shared,
     /// Where none waits.
@@ -380,6 +380,9 @@ struct Reconnecting<'a> {
 
 impl Deadline for Reconnecting<'_> {
     fn until(&self) -> Instant {
+        if self.shared.state.lock().phase == Phase::Closed {
+            return Instant::now();
+        }
         [self.shared.late_at(), self.end].into_iter().flatten().min().unwrap_or_else(|| Instant::now() + DIAL_PATIENCE)
     }
 

@@ -1,15 +1,17 @@
 //! A connection's socket: TCP or Unix. Low-level module: the `unsafe` of socket options is here.
 
 use super::uri::Place;
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use std::io::{self, IoSlice, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// So long a call of [`Timed`] waits at once, before it looks at its deadline again.
+/// So long connecting, or a call of [`Timed`], waits at once, before it looks at its deadline again.
 const SLICE: Duration = Duration::from_millis(100);
 
 /// When something has to be over. It is asked again and again, since it may become sooner.
@@ -60,7 +62,7 @@ impl Socket {
     /// than that.
     pub(crate) fn connect(place: &Place, by: &dyn Deadline, timeout: Duration) -> io::Result<Self> {
         let socket = match place {
-            Place::Unix(path) => Self::Unix(connect_unix(path.as_os_str().as_bytes(), by.left())?),
+            Place::Unix(path) => Self::Unix(connect_unix(path.as_os_str().as_bytes(), by)?),
             Place::Tcp(host, port) => {
                 let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host}: no address"));
                 let mut connected = None;
@@ -68,7 +70,7 @@ impl Socket {
                 for (i, address) in addresses.iter().enumerate() {
                     // one that does not answer leaves time for the others
                     let patience = by.left() / (addresses.len() - i) as u32;
-                    match TcpStream::connect_timeout(address, patience.max(Duration::from_millis(1))) {
+                    match connect_tcp(address, &Sooner(by, Instant::now() + patience)) {
                         Ok(stream) => {
                             connected = Some(stream);
                             break;
@@ -213,7 +215,7 @@ fn send_all(head: &[u8], data: &[u8], mut some: impl FnMut(&[IoSlice<'_>]) -> io
 
 /// Connects to the abstract name within `patience`; also the user who listens there.
 pub(crate) fn connect_abstract(name: &str, patience: Duration) -> io::Result<(UnixStream, u32)> {
-    let stream = connect_unix(&[b"\0", name.as_bytes()].concat(), patience)?;
+    let stream = connect_unix(&[b"\0", name.as_bytes()].concat(), &(Instant::now() + patience))?;
     let user = uid_of_peer(&stream)?;
     Ok((stream, user))
 }
@@ -235,9 +237,28 @@ fn uid_of_peer(stream: &UnixStream) -> io::Result<u32> {
     if got == 0 { Ok(peer.uid) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Connects within `patience` to a path, or behind a zero to an abstract name: [`UnixStream::connect`] waits for ever where the
-/// server's backlog is full.
-fn connect_unix(bytes: &[u8], patience: Duration) -> io::Result<UnixStream> {
+/// Connects, or gives up by the deadline, which may become sooner: [`TcpStream::connect_timeout`] would not see that.
+fn connect_tcp(address: &SocketAddr, by: &dyn Deadline) -> io::Result<TcpStream> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let fd = net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    let stream = TcpStream::from(fd);
+    in_slices(by, |slice| {
+        stream.set_write_timeout(Some(slice))?;
+        match net::connect(&stream, address) {
+            // it was made behind the end of the last slice
+            Err(Errno::ISCONN) => Ok(()),
+            // goes on by itself
+            Err(Errno::INPROGRESS | Errno::ALREADY) => Err(io::ErrorKind::WouldBlock.into()),
+            done => Ok(done?),
+        }
+    })?;
+    stream.set_write_timeout(None)?;
+    Ok(stream)
+}
+
+/// Connects, or gives up by the deadline, which may become sooner, to a path, or behind a zero to an abstract name:
+/// [`UnixStream::connect`] waits for ever where the server's backlog is full.
+fn connect_unix(bytes: &[u8], by: &dyn Deadline) -> io::Result<UnixStream> {
     // SAFETY: all zero is a valid `sockaddr_un`.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
@@ -264,25 +285,31 @@ fn connect_unix(bytes: &[u8], patience: Duration) -> io::Result<UnixStream> {
     }
     // SAFETY: the descriptor was just made, and nobody else has it.
     let stream = UnixStream::from(unsafe { OwnedFd::from_raw_fd(fd) });
-    // it bounds connect(2), too: unix(7)
-    stream.set_write_timeout(Some(patience.max(Duration::from_millis(1))))?;
-    loop {
+    in_slices(by, |slice| {
+        stream.set_write_timeout(Some(slice))?;
         // SAFETY: connect reads as much of a `sockaddr_un` as it has, which lives until the call returns.
         let done = unsafe { libc::connect(fd, (&raw const address).cast(), length as libc::socklen_t) };
-        if done == 0 {
-            break;
-        }
-        match io::Error::last_os_error() {
-            e if e.kind() == io::ErrorKind::Interrupted => {}
-            e if e.kind() == io::ErrorKind::WouldBlock => {
-                let text = format!("the server has accepted no connection for {} s", patience.as_secs());
-                return Err(io::Error::new(io::ErrorKind::TimedOut, text));
-            }
-            e => return Err(e),
-        }
-    }
+        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    })?;
     stream.set_write_timeout(None)?;
     Ok(stream)
+}
+
+/// Calls connect(2), which is bounded as writes are (unix(7), and so it is with TCP), until it is done or the deadline is
+/// there.
+fn in_slices(by: &dyn Deadline, mut connect: impl FnMut(Duration) -> io::Result<()>) -> io::Result<()> {
+    let began = Instant::now();
+    loop {
+        match connect(by.left().clamp(Duration::from_millis(1), SLICE)) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            done => return done,
+        }
+        if by.left().is_zero() {
+            let text = format!("the server has accepted no connection for {:.1} s", began.elapsed().as_secs_f32());
+            return Err(io::Error::new(io::ErrorKind::TimedOut, text));
+        }
+    }
 }
 
 /// sendmsg(2), without a signal where the connection is gone: a library may not rely on what its program does with SIGPIPE.
@@ -335,7 +362,9 @@ fn disconnect(fd: RawFd) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::TcpListener;
     use std::os::unix::net::UnixListener;
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
     /// A server that accepts nobody, whose backlog is full.
     #[test]
@@ -360,6 +389,45 @@ mod tests {
         assert_eq!(connect().unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
         let long = Place::Unix(format!("/{}", "x".repeat(200)).into());
         assert_eq!(Socket::connect(&long, &soon(), DAY).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+
+    /// A deadline that somebody makes sooner.
+    struct Told(AtomicBool);
+
+    impl Deadline for Told {
+        fn until(&self) -> Instant {
+            if self.0.load(SeqCst) { Instant::now() } else { Instant::now() + DAY }
+        }
+    }
+
+    /// Neither does it wait for what was its deadline when it began.
+    #[test]
+    fn connecting_ends_when_its_deadline_becomes_sooner() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let (unix, tcp) = (UnixListener::bind(&path).unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
+        // a backlog that is full soon, of both
+        net::listen(&unix, 0).unwrap();
+        net::listen(&tcp, 0).unwrap();
+        for place in [Place::Unix(path), Place::Tcp("127.0.0.1".into(), tcp.local_addr().unwrap().port())] {
+            let mut waiting = Vec::new();
+            while let Ok(socket) = Socket::connect(&place, &(Instant::now() + SLICE), DAY) {
+                waiting.push(socket);
+                assert!(waiting.len() < 100, "no backlog is so long");
+            }
+            let told = Told(AtomicBool::new(false));
+            std::thread::scope(|s| {
+                let connecting = s.spawn(|| Socket::connect(&place, &told, DAY));
+                std::thread::sleep(2 * SLICE);
+                assert!(!connecting.is_finished(), "{place:?}: there is no server");
+                told.0.store(true, SeqCst);
+                assert_eq!(connecting.join().unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut, "{place:?}");
+            });
+        }
+        assert_eq!(
+            Socket::connect(&Place::Tcp("127.0.0.1".into(), 1), &Told(AtomicBool::new(false)), DAY).unwrap_err().kind(),
+            io::ErrorKind::ConnectionRefused
+        );
     }
 
     const DAY: Duration = Duration::from_secs(86400);
