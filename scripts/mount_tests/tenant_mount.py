@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import select
 import signal
@@ -536,6 +537,20 @@ def a_tenants_directory_behind_a_link(volume, _top):
             thread.join()
             run("umount", "-l", point / "t", ok=None)
             (point / "t").rmdir()
+
+
+@check
+def the_last_of_a_volume_that_was_detached(volume, _top):
+    """`braidfs umount` of a tenant waits for the devices, where the volume is mounted no more."""
+    with tenants(volume) as (v, point):
+        alone(v, point)
+        run(v.binary, "umount", "--lazy", v.mnt)
+        for n in range(40):
+            (point / f"f{n}").write_bytes(os.urandom(4 << 20))
+        silent(v.binary, "umount", point)
+        with open(v.image, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        same(v.fsck("-f", "-n")[0], 0, "exit code of fsck")
 
 
 @check

@@ -6,7 +6,7 @@
 use crate::failure::{Failure, Outcome, host_error, mount_code};
 use crate::mounted::{Source, is_same};
 use crate::mountinfo::{self, Mount};
-use braidfs_device::{NbdUri, is_nbd_uri};
+use braidfs_device::{NbdUri, OpenHere, is_nbd_uri};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 /// Unmount, and wait until the volume is closed
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  braidfs umount /mnt\n\n\
-    When it returns with 0, everything is on the devices and they can be taken away.")]
+    When it returns with 0, everything is on the devices and they can be taken away, unless the volume or a tenant of it is \
+    mounted elsewhere, too.")]
 pub struct Args {
     /// Detach it now, close it when it is no longer used; does not wait
     #[arg(short, long)]
@@ -68,13 +69,32 @@ fn run_checked(args: &Args) -> Outcome {
     // for ever is more than a clock can say: a century
     let deadline = Instant::now() + Duration::from_secs(args.timeout.min(u32::MAX.into()));
     let mounter = mount.super_options.split(',').find_map(|o| o.strip_prefix("user_id=")?.parse().ok());
-    for device in &backing.devices {
-        wait_closed(device, &mount.device, mounter, deadline)?;
+    let source = Source::of(&mount);
+    let devices = match source.tenant {
+        // the volume may have been detached before its tenants, and goes on until they are gone, too
+        Some(_) if !is_in_use(&source.devices) => &source.devices,
+        _ => &backing.devices,
+    };
+    for device in devices {
+        let held: Vec<Held> = match source.tenant {
+            Some(_) => Held::of_gone_mounts(device, mounter),
+            None => Held::of(device, &mount.device, mounter).into_iter().collect(),
+        };
+        wait_closed(device, &held, deadline)?;
     }
     if let Some(dir) = backing.loop_device {
         wait_detached(&dir, deadline);
     }
     Ok(0)
+}
+
+/// Whether a volume on `devices`, or a tenant of it, is mounted.
+fn is_in_use(devices: &[PathBuf]) -> bool {
+    let uses = |m: &Mount| {
+        let theirs = backing(m).devices.into_iter().chain(Source::of(m).devices);
+        theirs.into_iter().any(|d| devices.iter().any(|own| is_same(own, &d)))
+    };
+    mountinfo::read().iter().any(|m| is_braidfs(m) && uses(m))
 }
 
 /// Whether it is one of ours.
@@ -169,21 +189,57 @@ fn by_fusermount(target: &Path, lazy: bool) -> Result<(), Failure> {
     Err(Failure::at("cannot unmount", &show, said.trim()))
 }
 
-/// Waits until nobody holds the device's lock for writing, or the server that `mounter` has for `mount`, by its number in the
-/// table, has closed its connections.
-fn wait_closed(device: &Path, mount: &str, mounter: Option<u32>, deadline: Instant) -> Result<(), Failure> {
-    let is_open: Box<dyn Fn() -> bool> = if is_nbd_uri(device) {
-        let Some(uri) = device.to_str().and_then(|d| NbdUri::parse(d).ok()) else { return Ok(()) };
-        let Some(open) = uri.open_here(mount, mounter) else { return Ok(()) };
-        Box::new(move || open.lasts())
-    } else {
+/// By what a server is seen to have a device open.
+enum Held {
+    /// The lock that it holds for writing.
+    Lock(File),
+    /// Its connections to an export.
+    Export(OpenHere),
+}
+
+impl Held {
+    /// By the server that `mounter` has for `mount`, by its number in the table.
+    fn of(device: &Path, mount: &str, mounter: Option<u32>) -> Option<Self> {
+        match export(device) {
+            Some(uri) => uri.open_here(mount, mounter).map(Self::Export),
+            None => Self::lock(device),
+        }
+    }
+
+    /// By servers of mounts that are in the table no more.
+    fn of_gone_mounts(device: &Path, mounter: Option<u32>) -> Vec<Self> {
+        let Some(uri) = export(device) else { return Self::lock(device).into_iter().collect() };
+        let table = mountinfo::read();
+        let mut mounts = uri.mounts_here();
+        mounts.retain(|number| table.iter().all(|m| m.device != *number));
+        mounts.iter().filter_map(|number| uri.open_here(number, mounter).map(Self::Export)).collect()
+    }
+
+    fn lock(device: &Path) -> Option<Self> {
+        if is_nbd_uri(device) {
+            return None;
+        }
         // What we cannot open (removed, not ours) we cannot wait for.
-        let Ok(file) = File::open(device) else { return Ok(()) };
-        // Given back when `file` is closed. Where locks are not supported there is nothing to wait for.
-        Box::new(move || flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK))
-    };
+        File::open(device).ok().map(Self::Lock)
+    }
+
+    fn lasts(&self) -> bool {
+        match self {
+            // Given back when the file is closed. Where locks are not supported there is nothing to wait for.
+            Self::Lock(file) => flock(file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK),
+            Self::Export(open) => open.lasts(),
+        }
+    }
+}
+
+fn export(device: &Path) -> Option<NbdUri> {
+    device.to_str().filter(|_| is_nbd_uri(device)).and_then(|uri| NbdUri::parse(uri).ok())
+}
+
+/// Waits until no server holds the device any more.
+fn wait_closed(device: &Path, held: &[Held], deadline: Instant) -> Result<(), Failure> {
     let mut pause = Duration::from_millis(1);
-    while is_open() {
+    while held.iter().any(Held::lasts) {
         if Instant::now() >= deadline {
             let why = "unmounted, but its process has not closed it yet: wait, and see its log";
             return Err(Failure::at("still open:", device.display(), why));
@@ -211,15 +267,19 @@ mod tests {
     fn waits_for_the_lock() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let soon = || Instant::now() + Duration::from_millis(60);
-        assert!(wait_closed(file.path(), "0:1", None, soon()).is_ok());
+        let wait = |path: &Path, end| {
+            let held: Vec<_> = Held::of(path, "0:1", None).into_iter().collect();
+            wait_closed(path, &held, end)
+        };
+        assert!(wait(file.path(), soon()).is_ok());
         let held = File::open(file.path()).unwrap();
         flock(&held, FlockOperation::LockExclusive).unwrap();
-        assert!(wait_closed(file.path(), "0:1", None, soon()).is_err());
+        assert!(wait(file.path(), soon()).is_err());
         std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(30));
             drop(held);
         });
-        assert!(wait_closed(file.path(), "0:1", None, Instant::now() + Duration::from_secs(10)).is_ok());
-        assert!(wait_closed(Path::new("/no/such"), "0:1", None, soon()).is_ok());
+        assert!(wait(file.path(), Instant::now() + Duration::from_secs(10)).is_ok());
+        assert!(wait(Path::new("/no/such"), soon()).is_ok());
     }
 }
