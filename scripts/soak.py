@@ -6,9 +6,10 @@ usage: soak.py [SECONDS]    default SOAK_SECONDS, or 60; SOAK_SEED=N replays the
 Workers, each in directories of its own, create, write, rename, link, truncate, remove and fsync files, and tell what they
 are about to do and what is done. After each kill: fsck of the crashed image finds nothing (and in every other round mends
 it, as at a boot); the volume mounts; what was synced and not touched since is there, exactly; other files hold, block by
-block, something that was written to them, or zeros; nothing that was not removed is gone. Now and then the volume is
-unmounted instead, checked, and everything must be there. The seed is printed with each failure; every command stands in
-target/soak.log. Exit code 1 after a failure.
+block, something that was written to them, or zeros; nothing that was not removed is gone; no name is there that nobody gave, or
+that a synced rename took away, and of a rename not both. Now and then the volume is unmounted instead, checked, and everything
+must be there, and nothing else. The trees of earlier rounds stay as they are. The seed is printed with each failure; every command
+stands in target/soak.log. Exit code 1 after a failure.
 """
 
 import errno
@@ -145,6 +146,7 @@ class File:
         self.synced = None  # (paths, seed, size)
         self.paths = set()  # names that it may have
         self.sure = set()  # names that it has for certain, were it synced
+        self.renames = []  # (old, new): a name is never given twice, so that both are never there
         self.versions = []  # (seed, size): the content may be of any of them
         self.removed = False
         self.touched = False
@@ -159,6 +161,8 @@ class File:
             self.versions.append((args[2], args[3]))
         elif name in ("rename", "link"):
             self.paths.add(args[2])
+            if name == "rename":
+                self.renames.append((args[1], args[2]))
         elif name == "remove":
             self.removed = True
 
@@ -223,18 +227,33 @@ class File:
                 raise Failed(f"{path}: the block at byte {at} holds what was never written there")
 
 
-class Expected:
-    """All files of one worker in one round."""
+def names_below(top):
+    """The paths of all that lies below a directory, with the sizes of files."""
+    found = {}
+    for folder, folders, files in os.walk(top):
+        found |= {os.path.join(folder, name): None for name in folders}
+        found |= {path: os.lstat(path).st_size for path in (os.path.join(folder, name) for name in files)}
+    return found
 
-    def __init__(self):
+
+class Expected:
+    """All files and directories of one worker in one round."""
+
+    def __init__(self, top):
+        self.top = str(top)
         self.files = {}
+        self.begun, self.made = set(), set()  # directories
         self.last = None
+        self.step = None  # the one that has begun and not ended
+        self.tree = None  # how it was when the round had ended
 
     def take(self, step):
         if step[0] == "error":
             self.last = step
             return
+        self.step = step if step[0] == "begin" else None
         if step[1] == "mkdir":
+            (self.begun if self.step else self.made).add(step[2])
             return
         file = self.files.setdefault(step[2], File())
         if step[0] == "begin":
@@ -244,8 +263,38 @@ class Expected:
             file.end(step)
             file.torn = False
 
+    def check(self, everything):
+        """Compares files and names with the volume. `everything`: it was unmounted, nothing may be lost, nor come back."""
+        for file in self.files.values():
+            file.check(everything)
+        found = set(names_below(self.top))
+        # what the step that has not ended names may be there or not
+        either = {word for word in self.step[2:] if isinstance(word, str)} if self.step else set()
+        if everything:
+            sure = self.made.union(*(f.sure for f in self.files.values()))
+            if missing := sure - found - either:
+                raise Failed(f"{sorted(missing)}: gone after an unmount")
+            known = sure
+        else:
+            known = self.begun.union(*(f.paths for f in self.files.values()))
+        if surplus := found - known - either:
+            raise Failed(f"{sorted(surplus)}: there, and nobody made it so, or it was moved away before a sync")
+        for old, new in (r for f in self.files.values() for r in f.renames):
+            if old in found and new in found:
+                raise Failed(f"{old} was renamed to {new}, and both are there")
+
+    def check_again(self):
+        """In a later round: what was synced is as it was, and all names are."""
+        for file in self.files.values():
+            file.check(False)
+        found = names_below(self.top)
+        if found != self.tree:
+            differs = sorted(set(found.items()) ^ set(self.tree.items()), key=str)
+            raise Failed(f"{self.top}: it was unmounted, and has changed since: {differs[:10]}")
+
     def settle(self):
-        """After a crash: what was not synced is what is found; later rounds check only the rest."""
+        """After a crash: what was not synced is what is found; later rounds check the content of the rest only."""
+        self.tree = names_below(self.top)
         self.files = {n: f for n, f in self.files.items() if f.synced and not f.touched}
 
 
@@ -278,7 +327,7 @@ def soak_round(volume, number, rng, kept):
         os.fsync(fd)
         os.close(fd)
         workers.append(start(top, rng.getrandbits(64)))
-        expected.append(Expected())
+        expected.append(Expected(top))
     unmount = number % 4 == 3
     data = drain(workers, rng.uniform(1.0, 5.0))
     # an error that came before the kill is not the kill's
@@ -322,13 +371,14 @@ def soak_round(volume, number, rng, kept):
             raise Failed(f"fsck -p before the mount: exit code {code}:\n{text[-2000:]}")
     volume.mount()
     for e in expected:
-        for file in e.files.values():
-            file.check(unmount)
+        e.check(unmount)
         e.settle()
+    for e in (e for _, old in kept for e in old):
+        e.check_again()
     kept.append((number, expected))
-    for _, old in kept[:-1]:
-        for file in (f for e in old for f in e.files.values()):
-            file.check(False)
+    tops = {os.path.basename(e.top) for _, all_of_it in kept for e in all_of_it}
+    if (have := set(os.listdir(volume.mnt))) != tops:
+        raise Failed(f"the root has {sorted(have)} instead of {sorted(tops)}")
     while len(kept) > KEPT:
         gone, _ = kept.pop(0)
         for w in range(WORKERS):
