@@ -255,6 +255,7 @@ def nbd_by_qemu(volume, _top):
         v.mount()
         with writers(v.mnt) as threads:
             time.sleep(0.5)
+        no_errors(threads)
         v.umount()
         v.start_qemu()
         clean(v)
@@ -332,6 +333,7 @@ def nbd_daemon_killed(volume, _top):
         v.mount()
         with writers(v.mnt) as threads:
             time.sleep(0.5)
+            no_errors(threads)
             v.kill9()
         start = time.monotonic()
         # fsck has the lease, and opens the volume within it, to replay its journals
@@ -343,6 +345,7 @@ def nbd_daemon_killed(volume, _top):
         all_there(threads)
         with writers(v.mnt) as threads:
             time.sleep(0.3)
+            no_errors(threads)
             v.kill9()
         v.mount()
         whole_afterwards(v, threads)

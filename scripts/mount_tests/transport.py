@@ -207,8 +207,8 @@ def a_daemon_of_one_cpu_serves_all(volume, _top):
 CALLERS = 64
 
 
-def call_for_ever(top, n):
-    """Whatever a caller may be in when the daemon dies."""
+def call_for_ever(top, n, dead):
+    """Whatever a caller may be in when the daemon dies. Returns the error that ends it, 0 where that is one of `dead`."""
     path = top / f"caller{n}"
     try:
         fd = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
@@ -217,38 +217,60 @@ def call_for_ever(top, n):
                 os.pwrite(fd, b"x" * 4096, 0)
                 os.fsync(fd)
             elif n % 4 == 1:
-                os.stat(top / f"absent{random.random()}")
+                with contextlib.suppress(FileNotFoundError):
+                    os.stat(top / f"absent{random.random()}")
             elif n % 4 == 2:
                 os.close(os.open(top / f"made{n}-{random.random()}", os.O_CREAT | os.O_WRONLY, 0o600))
             else:
                 os.pwrite(fd, b"y" * (1 << 20), 0)
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
                 os.pread(fd, 1 << 20, 0)
-    except OSError:
-        pass
+    except OSError as error:
+        return 0 if error.errno in dead else error.errno
 
 
-@check
+def ended(callers):
+    """Exit codes of those that have ended."""
+    return {pid: os.waitstatus_to_exitcode(status) for pid, status in (os.waitpid(p, os.WNOHANG) for p in callers) if pid}
+
+
+@check(seconds=180)
 def killed_with_callers_in_flight(volume, _top):
+    """All are at it when the daemon dies, and all are told so: at once, within seconds on a busy machine."""
     for transport in ("ring", "dev"):
         with with_rings(volume) as v:
             v.mount(f"transport={transport}")
-            callers = []
+            # by a ring also what the kernel says of a request that the killed process held
+            dead = (*fslib.dead(), *([errno.ECANCELED] if transport == "ring" else []))
+            callers, codes = [], {}
             for n in range(CALLERS):
                 pid = os.fork()
                 if pid == 0:
-                    call_for_ever(v.mnt, n)
-                    os._exit(0)
+                    code = 255
+                    try:
+                        code = call_for_ever(v.mnt, n, dead)
+                    finally:
+                        os._exit(code)
                 callers.append(pid)
-            time.sleep(0.5)
-            v.kill9()
-            end = time.monotonic() + 5
-            while callers and time.monotonic() < end:
-                callers = [p for p in callers if os.waitpid(p, os.WNOHANG)[0] == 0]
-                time.sleep(0.01)
-            for pid in callers:
-                os.kill(pid, signal.SIGKILL)
-            must(not callers, f"transport={transport}: {len(callers)} callers are stuck after 5 s")
+            try:
+                # each has made its file, and goes on
+                wait_for("all callers to be at it", lambda: sum(n.startswith("caller") for n in os.listdir(v.mnt)) == CALLERS)
+                time.sleep(0.3)
+                codes = ended(callers)
+                must(not codes, f"transport={transport}: callers ended before the daemon was killed: {codes}")
+                v.kill9()
+                killed = time.monotonic()
+                while len(codes) < CALLERS and time.monotonic() < killed + 30:
+                    codes |= ended(set(callers) - set(codes))
+                    time.sleep(0.01)
+                fslib.log(f"transport={transport}: the last of {CALLERS} callers was told after {time.monotonic() - killed:.2f} s")
+            finally:
+                for pid in set(callers) - set(codes):
+                    os.kill(pid, signal.SIGKILL)
+            stuck = CALLERS - len(codes)
+            must(not stuck, f"transport={transport}: {stuck} callers are stuck after 30 s")
+            others = {errno.errorcode.get(c, c) for c in codes.values() if c}
+            must(not others, f"transport={transport}: callers got {others}, which a dead mount does not give")
             v.mount(f"transport={transport}")
             must(len(os.listdir(v.mnt)) > 0, "nothing there after the crash")
             v.umount()
