@@ -3,6 +3,7 @@
 # with fsspec, pandas and pyarrow (pip fetches them), its tests there, and mypy.
 #
 # usage: python-tests.sh LIBRARY [--or-skip]    --or-skip: where pip can fetch nothing, that is said, and is no failure
+# (with BRAIDFS_NO_SKIP=1 it is)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 library=$(realpath "$1")
@@ -16,7 +17,8 @@ if ! fetched=$("$venv/bin/pip" install -q --disable-pip-version-check --no-input
     echo "$fetched" | tail -3 >&2
     if [ "${2:-}" = --or-skip ]; then
         echo "SKIPPED: the tests of the wheel, fsspec and Parquet: pip cannot fetch ${tools[*]}" >&2
-        exit 0
+        scripts/skipped.py note "the tests of the wheel, fsspec and Parquet" "pip cannot fetch ${tools[*]}"
+        exit
     fi
     echo "python-tests: pip cannot fetch ${tools[*]}" >&2
     exit 1

@@ -9,7 +9,9 @@ Only the checks whose name contains one of NAME; -l lists them, --ring has reque
 Each check runs in a process of its own with a time limit on one volume of several domains, which is mounted again
 (or made anew) before the next check when the check left it in another state. Prints ok, FAILED or skipped for each,
 at the end those that failed and `N passed, M failed, K skipped`; exit code 1 when one failed, 2 when there is none of such a name.
-A server that is dead after a check, and a volume that cannot be mounted then (kept as target/mount-NAME.img), fail that check. Without /dev/fuse it says so and skips all.
+A server that is dead after a check, and a volume that cannot be mounted then (kept as target/mount-NAME.img), fail that check. Without
+/dev/fuse it says so and skips all. What is skipped is noted for the list at the end of `make test`, and with BRAIDFS_NO_SKIP=1 it fails.
+Beside another run in the same tree the number of the process stands in the names of logs and images.
 """
 
 import contextlib
@@ -39,6 +41,7 @@ import fslib  # noqa: E402
 import hostile  # noqa: E402
 import mount_tests  # noqa: E402
 import side_by_side  # noqa: E402
+import skipped  # noqa: E402
 from filling import fill_in_turn  # noqa: E402
 from fslib import BraidFs, Failed, Skipped, in_child, run  # noqa: E402
 from mount_tests.helpers import small_volume  # noqa: E402
@@ -1127,7 +1130,7 @@ def what_a_check_leaves_behind_is_its_failure(volume, _top):
     same(counts, {"ok": 2, "FAILED": 3, "skipped": 0}, f"results ({failures})")
     dead = "leaves_a_dead_server: it left a mount that does not answer: the server has died"
     same([f for f in failures if "no_volume" not in f], [dead, dead], "failures")
-    kept = fslib.ROOT / "target" / "mount-leaves_no_volume.img"
+    kept = kept_image("leaves_no_volume")
     must(kept.exists() and str(kept) in failures[1], f"no image is kept: {failures[1]}")
     kept.unlink()
 
@@ -1141,6 +1144,28 @@ def fsck_of_a_used_volume(volume, _top):
 
 
 # The run -----------------------------------------------------------------------------------------------------------------
+
+
+# In the names of files below target/: nothing, or who this run is where another one has the names.
+OURS = ""
+
+
+def alone():
+    """A file that is locked as long as this run, or one that it forked, lasts; None where another run has it locked."""
+    path = fslib.ROOT / "target" / "test-mount.lock"
+    path.parent.mkdir(exist_ok=True)
+    lock = open(path, "w", encoding="ascii")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return None
+    return lock
+
+
+def kept_image(name):
+    """Where the image of a volume is kept that the check `name` left so that it cannot be mounted."""
+    return fslib.ROOT / "target" / f"mount{OURS}-{name}.img"
 
 
 def make_ready(volume, before):
@@ -1157,7 +1182,7 @@ def make_ready(volume, before):
         volume.mount()
     except Failed as error:
         volume.force_down()
-        kept = fslib.ROOT / "target" / f"mount-{before}.img"
+        kept = kept_image(before)
         run("cp", "--sparse=always", volume.image, kept)
         wrong = f"it left a volume that cannot be mounted ({error}): {kept}"
         fresh(volume)
@@ -1211,7 +1236,10 @@ def run_checks(volume, chosen):
             in_child(body, function.seconds, all_down)
             result = "ok"
         except Skipped as reason:
-            result, remark = "skipped", f": {reason}"
+            result, remark = "FAILED" if skipped.is_failure() else "skipped", f": {reason}"
+            skipped.note(f"mount test {name}", str(reason))
+            if result == "FAILED":
+                failures.append(f"{name}: skipped{remark}")
         except Failed as error:
             result, remark = "FAILED", f": {error}"
             failures.append(name + remark)
@@ -1285,17 +1313,21 @@ def main(words):
     if not chosen:
         print(f"test-mount: no check has a name with {' or '.join(words)} in it, -l lists them", file=sys.stderr)
         return 2
-    log = fslib.ROOT / "target" / "test-mount.log"
+    global OURS
+    held = alone()
+    OURS = "" if held else f"-{os.getpid()}"
+    log = fslib.ROOT / "target" / f"test-mount{OURS}.log"
     fslib.log_to(log)
+    why, what = None, "MOUNT TEST WAS RUN"
     if os.environ.get("BRAIDFS_SUT") != "ext4" and not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        print("SKIPPED: /dev/fuse cannot be opened here, NO MOUNT TEST WAS RUN", file=sys.stderr)
-        print(f"0 passed, 0 failed, {len(chosen)} skipped")
-        return 0
-    why = ring and fslib.why_no_rings()
+        why = "/dev/fuse cannot be opened here"
+    elif ring:
+        why, what = fslib.why_no_rings(), f"{what} WITH IO_URING"
     if why:
-        print(f"SKIPPED: {why}, NO MOUNT TEST WAS RUN WITH IO_URING", file=sys.stderr)
+        print(f"SKIPPED: {why}, NO {what}", file=sys.stderr)
+        skipped.note(f"{len(chosen)} mount tests, all of them", why)
         print(f"0 passed, 0 failed, {len(chosen)} skipped")
-        return 0
+        return int(skipped.is_failure())
     fslib.TRANSPORT = "ring" if ring else fslib.TRANSPORT or "dev"
     if ring and fslib.RING_SWITCH.read_text().strip() != "Y":
         print(f"{fslib.RING_SWITCH} is turned on for these tests, and off again", file=sys.stderr)
