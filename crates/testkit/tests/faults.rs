@@ -9,7 +9,7 @@ use braidfs::{
     Cred, DomainId, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenFile, Overwrite, Placement,
     SetAttr, Volume, mkfs,
 };
-use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
+use braidfs_device::{Device, Effect, FaultDevice, Keep, MemDevice, Op, RecordDevice, Rule};
 use braidfs_testkit::damage::named::Named;
 use braidfs_testkit::damage::sample::{change, fill_first, options};
 use braidfs_testkit::damage::target::{Kind, targets};
@@ -311,21 +311,48 @@ fn unreadable_blocks_are_errors_where_they_lie() {
     assert!(refused > 100, "{refused}");
 }
 
-/// A mount whose reads fail is refused, wherever that happens, and leaves the volume as it was.
+/// A mount one of whose reads fails is refused, or shows what is there but for what it cannot read; the next one shows all. Of a volume
+/// that was unmounted, and of one that crashed with much to replay.
 #[test]
 fn a_mount_with_read_errors_changes_nothing() {
-    let (device, truth) = healthy_volume();
-    for skip in 0..40 {
-        let faulty = Arc::new(FaultDevice::new(device.clone(), 3));
-        faulty.add(Rule::new(Op::Read, Effect::Fail(EIO)).skip(skip).times(1));
-        if let Ok(v) = Volume::mount(vec![faulty.clone() as Arc<dyn Device>], options()) {
-            v.crash();
+    for (name, (device, truth)) in [("unmounted", healthy_volume()), ("crashed", crashed_volume())] {
+        let (mut refused, mut mounted, mut unread) = (0, 0, 0);
+        for skip in 0.. {
+            let copy = Arc::new(MemDevice::from_image(device.snapshot()));
+            let faulty = Arc::new(FaultDevice::new(copy.clone(), 3));
+            faulty.add(Rule::new(Op::Read, Effect::Fail(EIO)).skip(skip).times(1));
+            let tried = Volume::mount(vec![faulty.clone() as Arc<dyn Device>], options());
+            if faulty.fired() == 0 {
+                // no mount reads so much
+                tried.unwrap().crash();
+                break;
+            }
+            let what = format!("{name}, read {skip} of the mount");
+            match tried {
+                Err(Error::Io(_)) => refused += 1,
+                Err(e) => panic!("{what}: {e}"),
+                Ok(v) => {
+                    mounted += 1;
+                    for (path, verdict) in compare(&v, &truth, true) {
+                        match verdict {
+                            Verdict::Right => {}
+                            Verdict::Refused(_) => unread += 1,
+                            other => panic!("{what}: {}: {other:?}", String::from_utf8_lossy(&path)),
+                        }
+                    }
+                    v.crash();
+                }
+            }
+            let v = Volume::mount(vec![copy.clone() as Arc<dyn Device>], options()).unwrap();
+            for (path, verdict) in compare(&v, &truth, true) {
+                assert_eq!(verdict, Verdict::Right, "{what}, then without: {}", String::from_utf8_lossy(&path));
+            }
+            v.unmount().unwrap();
+            fsck(&[copy]).unwrap();
         }
+        println!("{name}: {refused} mounts refused, {mounted} not, of which {unread} files could not be read");
+        assert!(refused > 10, "{name}: {refused} mounts refused, {mounted} not");
     }
-    let v = Volume::mount(vec![device.clone() as Arc<dyn Device>], options()).unwrap();
-    assert!(compare(&v, &truth, true).values().all(|x| *x == Verdict::Right));
-    v.unmount().unwrap();
-    fsck(&[device]).unwrap();
 }
 
 /// Options of a mount as it is in use: threads in the background, and commits of their own.
@@ -576,6 +603,28 @@ fn healthy_volume() -> (Arc<MemDevice>, Truth) {
     let truth = read_all(&v).unwrap();
     v.unmount().unwrap();
     (device, truth)
+}
+
+/// The device of a volume that crashed, with all that was not flushed lost, and what a mount finds on it.
+fn crashed_volume() -> (Arc<MemDevice>, Truth) {
+    let record = Arc::new(RecordDevice::blank(12288));
+    let d: Arc<dyn Device> = record.clone();
+    mkfs::format(std::slice::from_ref(&d), &mkfs_options()).unwrap();
+    let v = Volume::mount(vec![d.clone()], options()).unwrap();
+    fill_first(&v).unwrap();
+    v.sync().unwrap();
+    change(&v, 1).unwrap();
+    v.commit_domain(DomainId(1), false).unwrap();
+    change(&v, 2).unwrap();
+    for path in ["a/blocks", "b/tree", "b/in-place", "a/made in round 2"] {
+        v.fsync(v.resolve(path.as_bytes(), true, &Cred::root()).unwrap().ino, false).unwrap();
+    }
+    v.crash();
+    let crashed = || Arc::new(record.crash_image(usize::MAX, &mut |_| Keep::None));
+    let v = Volume::mount(vec![crashed() as Arc<dyn Device>], options()).unwrap();
+    let truth = read_all(&v).unwrap();
+    v.unmount().unwrap();
+    (crashed(), truth)
 }
 
 /// What `fill_first` made and no `change` touched, but for the number of its links.
