@@ -173,6 +173,20 @@ pub fn random(log: &Log, rng: &mut fastrand::Rng) -> CrashState {
     CrashState { upto, keep }
 }
 
+/// Crashes after something was promised, when `from` events had happened: at that moment, and once the last of all events had, each
+/// with everything lost that may be; and `more` at random moments from then on, with random parts of the writes.
+pub fn since(log: &Log, from: usize, more: usize, rng: &mut fastrand::Rng) -> Vec<CrashState> {
+    let end = log.events.len();
+    let mut all = vec![log.without_unflushed(from), log.without_unflushed(end)];
+    let points = log.points(from, [from]);
+    all.extend((0..more).map(|n| {
+        let upto = if n % 2 == 0 { rng.usize(from..=end) } else { points[rng.usize(..points.len())] };
+        let lost = rng.u8(..=100);
+        CrashState { upto, keep: log.unflushed(upto).map(|_| random_keep(rng, lost)).collect() }
+    }));
+    all
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
