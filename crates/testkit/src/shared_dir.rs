@@ -5,17 +5,20 @@
 //! their order.
 
 use crate::env_number;
+use crate::states::{Log, since};
 use crate::walk::fsck;
 use braidfs::{
     Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, Placement, RenameMode, Volume, mkfs,
 };
-use braidfs_device::{Device, MemDevice};
+use braidfs_device::{Device, MemDevice, RecordDevice};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 const THREADS: u64 = 6;
+/// At random, beside the one at the moment of the sync and the one at the end.
+const CRASHES: usize = 6;
 /// Names of each thread: with these a directory has some hundred buckets, or three.
 pub const NAMES: [u64; 2] = [1500, 60];
 
@@ -172,21 +175,22 @@ fn differing(v: &Volume, all: &[(Names, BTreeSet<String>)]) -> Vec<String> {
     wrong
 }
 
-/// A run: half of the operations, a sync, some more, and a crash or the end. What was wrong after the next mount.
+/// A run: half of the operations, a sync, some more, and a crash or the end. What was wrong after the next mount. The crashes come
+/// when the sync had returned, or later, and lose what was not flushed, or a part of it.
 pub fn run(placement: Placement, names: u64, crash: bool) -> Vec<String> {
     let seed = crate::seed();
     let ops = env_number("BRAIDFS_THREAD_OPS", 6_000);
     println!("BRAIDFS_SEED={seed}");
-    let device: Arc<dyn Device> = Arc::new(MemDevice::new((256 << 20) / 4096));
+    let record = Arc::new(RecordDevice::blank((256 << 20) / 4096));
+    let device: Arc<dyn Device> = record.clone();
     let options = MkfsOptions { domains: Some(3), placement, ..MkfsOptions::default() };
     mkfs::format(std::slice::from_ref(&device), &options).unwrap();
-    let mount = || Volume::mount(vec![device.clone()], MountOptions { background: false, ..MountOptions::default() });
-    let v = mount().unwrap();
+    let v = mount(&device);
     let shared = v.create(InodeNo::ROOT, b"shared", &new(FileKind::Dir), &Cred::root()).unwrap().ino;
     let barrier = Barrier::new(THREADS as usize + 1);
     let stop = AtomicBool::new(false);
     let commits = |v: &Volume, n: u64| v.commit_domain(braidfs::DomainId((n % 3) as u16), n.is_multiple_of(7)).unwrap();
-    let all: Vec<_> = std::thread::scope(|s| {
+    let (all, synced): (Vec<_>, usize) = std::thread::scope(|s| {
         let threads: Vec<_> = (0..THREADS)
             .map(|me| {
                 let (v, barrier) = (&v, &barrier);
@@ -225,21 +229,39 @@ pub fn run(placement: Placement, names: u64, crash: bool) -> Vec<String> {
         });
         barrier.wait();
         v.sync().unwrap();
+        let synced = record.log_len();
         barrier.wait();
         let all = threads.into_iter().map(|t| t.join().unwrap()).collect();
         stop.store(true, SeqCst);
         committer.join().unwrap();
-        all
+        (all, synced)
     });
-    if crash {
-        v.crash();
-    } else {
+    if !crash {
         assert_eq!(differing(&v, &all), Vec::<String>::new(), "before the end");
         v.unmount().unwrap();
+        return after(&device, &all);
     }
-    let v = mount().unwrap();
-    let mut wrong = differing(&v, &all);
+    v.crash();
+    let log = Log::of(&record);
+    let mut random = fastrand::Rng::with_seed(seed);
+    let wrong = since(&log, synced, CRASHES, &mut random).into_iter().find_map(|state| {
+        let image: Arc<dyn Device> = Arc::new(MemDevice::from_image(log.image(&state)));
+        let wrong = after(&image, &all);
+        (!wrong.is_empty()).then(|| [vec![state.to_string()], wrong].concat())
+    });
+    wrong.unwrap_or_default()
+}
+
+/// Mounts it, with nothing in the background.
+fn mount(device: &Arc<dyn Device>) -> Volume {
+    Volume::mount(vec![device.clone()], MountOptions { background: false, ..MountOptions::default() }).unwrap()
+}
+
+/// What is wrong on the device after an unmount or a crash.
+fn after(device: &Arc<dyn Device>, all: &[(Names, BTreeSet<String>)]) -> Vec<String> {
+    let v = mount(device);
+    let mut wrong = differing(&v, all);
     v.unmount().unwrap();
-    wrong.extend(fsck(std::slice::from_ref(&device)).err());
+    wrong.extend(fsck(std::slice::from_ref(device)).err());
     wrong
 }
