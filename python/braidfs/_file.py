@@ -95,6 +95,24 @@ class RawFile(io.RawIOBase):
         with self._handle as pointer:
             return check(lib.read(pointer, where, size), self.name)
 
+    def readall(self) -> bytes:
+        """All from the position to the end, in as few reads as the size of the file needs."""
+        if not self.readable():
+            raise io.UnsupportedOperation("read")
+        # one more: the read that finds the end needs room
+        buffer = bytearray(max(self.stat().st_size - self.tell(), 0) + 1)
+        size = 0
+        while True:
+            if size == len(buffer):  # it has grown meanwhile
+                buffer.extend(bytes(max(size // 8, 1 << 16)))
+            with memoryview(buffer)[size:] as rest:
+                got = self.readinto(rest)
+            if got == 0:
+                break
+            size += got
+        with memoryview(buffer)[:size] as content:
+            return bytes(content)
+
     def write(self, data: Any) -> int:
         if not self.writable():
             raise io.UnsupportedOperation("write")

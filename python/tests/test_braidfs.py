@@ -6,6 +6,7 @@ import gc
 import io
 import os
 import pathlib
+import random
 import re
 import shutil
 import signal
@@ -207,6 +208,8 @@ class InMemory(unittest.TestCase):
             self.assertEqual(f.readinto(memoryview(buffer)[2:]), 3)
             self.assertEqual(buffer[:6], b"\0\0hel\0")
             self.assertRaises(TypeError, f.readinto, b"read-only")
+            f.seek(100)
+            self.assertEqual(f.readall(), b"")
             self.assertRaises(io.UnsupportedOperation, f.fileno)
             f.fsync()
             f.fsync(data_only=True)
@@ -215,6 +218,35 @@ class InMemory(unittest.TestCase):
         with self.v.open("f", "rb", 0) as f:
             self.assertRaises(io.UnsupportedOperation, f.write, b"x")
         self.assertRaises(TypeError, braidfs.fsync, io.BytesIO())
+
+    def test_a_whole_file_is_read_in_few_pieces(self):
+        data = random.Random(1).randbytes(3_000_000)
+        self.v.write_bytes("f", data)
+        calls = []
+
+        class Counting:
+            def __getattr__(self, name):
+                calls.append(name)
+                return getattr(braidfs._lib.lib, name)
+
+        with mock.patch("braidfs._file.lib", Counting()):
+            self.assertEqual(self.v.read_bytes("f"), data)
+            with self.v.open("f", "rb") as f:
+                f.seek(1_000_001)
+                self.assertEqual(f.read(), data[1_000_001:])
+        self.assertLessEqual(calls.count("read"), 4)
+        with self.v.open("f", "rb", 0) as f, self.v.open("f", "ab", 0) as more:
+            size = f.stat
+
+            def grows():
+                stat = size()
+                more.write(data[:1_000_000])
+                return stat
+
+            with mock.patch.object(f, "stat", grows):
+                self.assertEqual(f.readall(), data + data[:1_000_000])
+        with self.v.open("f", "ab", 0) as f:
+            self.assertRaises(io.UnsupportedOperation, f.readall)
 
     def test_errors_are_those_of_os(self):
         v = self.v
