@@ -215,7 +215,7 @@ class Handle:
             above.below.add(self)
 
     def __enter__(self) -> int:
-        if self._forks != _forks:
+        if self.forked:
             raise OSError(9, "opened before a fork: open the volume in the process that uses it")
         frame, thread = sys._getframe(1), threading.get_ident()
         try:
@@ -259,13 +259,18 @@ class Handle:
         return set(self._users.values())
 
     @property
+    def forked(self) -> bool:
+        """It is the parent's: this process cannot use it."""
+        return self._forks != _forks
+
+    @property
     def closed(self) -> bool:
-        return self.place.value is None or self._idle is not None
+        return self.forked or self.place.value is None or self._idle is not None
 
     def close(self) -> int:
         """What the library's close answers; 0 where it was closed before. In a signal's handler that has interrupted a use of
         it, it is closed when that has ended."""
-        if self._forks != _forks:
+        if self.forked:
             # the parent's; its lock may be held by a thread that is not here
             self.place.value = None
             return 0

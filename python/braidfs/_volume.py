@@ -98,6 +98,7 @@ class Volume:
 
     @property
     def closed(self) -> bool:
+        """Whether it is closed; one that was opened before a fork is, in the child."""
         return self._handle.closed
 
     def close(self) -> None:
@@ -421,7 +422,8 @@ class Scan:
         check(self._handle.close())
 
     def __next__(self) -> DirEntry:
-        if self._handle.closed:
+        # after a fork it is an error, and not an end that is none
+        if self._handle.closed and not self._handle.forked:
             raise StopIteration
         out = DirentT()
         with self._handle as pointer:

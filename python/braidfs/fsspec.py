@@ -5,7 +5,8 @@
     pandas.read_parquet("braidfs://data/table.parquet", storage_options={"volume": "vol.img"})
 
 A volume is opened once in a process, with the options of the first who asks, and closed at the process's end, or by
-:meth:`BraidFileSystem.close`; other processes cannot open it meanwhile, but where all have the option `ro`.
+:meth:`BraidFileSystem.close`; other processes cannot open it meanwhile, but where all have the option `ro`. So with `ro` it can be
+used in children of a fork, too: each opens it for itself.
 """
 
 from __future__ import annotations
@@ -30,6 +31,15 @@ from ._volume import Volume
 
 _lock = threading.Lock()
 _volumes: weakref.WeakValueDictionary[tuple[str, ...], Volume] = weakref.WeakValueDictionary()
+
+
+def _forget() -> None:
+    """In a child: the volumes are the parent's, and another of its threads may have held the lock."""
+    global _lock, _volumes
+    _lock, _volumes = threading.Lock(), weakref.WeakValueDictionary()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def _opened(devices: Union[str, list[str], tuple[str, ...]], options: str) -> Volume:
@@ -96,7 +106,7 @@ class BraidFileSystem(AbstractFileSystem):  # type: ignore[misc] # fsspec has no
 
     @property
     def volume(self) -> Volume:
-        """The volume, opened again where somebody has closed it."""
+        """The volume, opened again where somebody has closed it, and after a fork."""
         if self._volume.closed and not isinstance(self._devices, Volume):
             self._volume = _opened(self._devices, self._options)
         return self._volume

@@ -4,6 +4,7 @@ import datetime
 import errno
 import os
 import pickle
+import signal
 
 import fsspec
 import pytest
@@ -167,6 +168,53 @@ def test_a_transaction_without_room_is_taken_back():
             volume.write_bytes("new", b"3")
         assert sorted(fs.ls("/", detail=False)) == ["/f", "/new"]
         assert fs.cat("/new") == b"3"
+
+
+def in_a_child(work):
+    """Whether `work` is true in a child of a fork; it has a minute."""
+    child = os.fork()
+    if child == 0:
+        ok = False
+        try:
+            signal.alarm(60)
+            ok = work()
+        finally:
+            os._exit(not ok)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def test_children_of_a_fork_open_the_volume_for_themselves(tmp_path):
+    image = os.fspath(tmp_path / "vol.img")
+    braidfs.format(image, 64 << 20)
+    with braidfs.Volume(image) as volume:
+        volume.write_bytes("f", b"1")
+    fs = BraidFileSystem(volume=image, options="ro", skip_instance_cache=True)
+    assert fs.cat("/f") == b"1"
+    before = fs.volume
+    listing = before.scandir("/")
+
+    def work():
+        with pytest.raises(OSError):
+            list(listing)
+        with pytest.raises(OSError):
+            before.read_bytes("f")
+        return before.closed and fs.cat("/f") == b"1" and fs.volume is not before and not fs.volume.closed
+
+    # as another thread may
+    with braidfs.fsspec._lock:
+        assert in_a_child(work)
+    assert fs.cat("/f") == b"1" and fs.volume is before
+    fs.close()
+    fs = BraidFileSystem(volume=image, skip_instance_cache=True)
+    assert fs.cat("/f") == b"1"
+
+    def refused():
+        with pytest.raises(OSError) as caught:
+            fs.cat("/f")
+        return "in use" in str(caught.value)
+
+    assert in_a_child(refused)
+    fs.close()
 
 
 def test_parquet_by_pandas(image):
