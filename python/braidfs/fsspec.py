@@ -23,9 +23,10 @@ from datetime import datetime, timezone
 from typing import Any, Optional, Union
 
 from fsspec import AbstractFileSystem
+from fsspec.transaction import Transaction
 from fsspec.utils import stringify_path
 
-from ._file import RawFile
+from ._file import RawFile, flags_of
 from ._stat import Stat
 from ._volume import Volume
 
@@ -84,6 +85,26 @@ class _InTransaction(io.BufferedWriter):
             self._of.remove(self._temporary)
 
 
+class _Transaction(Transaction):  # type: ignore[misc] # fsspec has no types
+    """One that always ends: where a file cannot be committed, those that were not are discarded. (Not every version of fsspec
+    does so: what is written later would go to temporary files that nobody commits.)"""
+
+    def complete(self, commit: bool = True) -> None:
+        fs, files = self.fs, self.files
+        try:
+            while files:
+                file = files.popleft()
+                if commit:
+                    file.commit()
+                else:
+                    file.discard()
+        finally:
+            while files:
+                files.popleft().discard()
+            fs._intrans = False
+            fs._transaction = None
+
+
 class BraidFileSystem(AbstractFileSystem):  # type: ignore[misc] # fsspec has no types
     """The files of a volume.
 
@@ -93,6 +114,7 @@ class BraidFileSystem(AbstractFileSystem):  # type: ignore[misc] # fsspec has no
 
     protocol = "braidfs"
     root_marker = "/"
+    transaction_type = _Transaction
 
     def __init__(
         self, volume: Any = None, options: str = "", auto_mkdir: bool = True, **storage_options: Any
@@ -275,15 +297,14 @@ class BraidFileSystem(AbstractFileSystem):  # type: ignore[misc] # fsspec has no
         **_: Any,
     ) -> Any:
         path = self._strip_protocol(path)
+        flags_of(mode)
+        if not autocommit and ("a" in mode or "+" in mode):
+            # done at once, it has nothing to take back
+            raise NotImplementedError(f"braidfs: mode {mode!r} in a transaction: only a new version of a whole file can wait")
         if "r" not in mode:
             self._make_parent(path)
-        if autocommit or "r" in mode or "a" in mode:
-            file = self.volume.open(path, mode)
-            if not autocommit and "r" not in mode:
-                # an append is done at once: it has nothing to take back
-                file.close()
-                raise NotImplementedError("braidfs: append in a transaction")
-            return file
+        if autocommit or "r" in mode:
+            return self.volume.open(path, mode)
         if "x" in mode and self.exists(path):
             raise FileExistsError(errno.EEXIST, "File exists", path)
         temporary = f"{self._parent(path).rstrip('/')}/.{secrets.token_hex(8)}.new"

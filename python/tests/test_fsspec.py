@@ -170,6 +170,45 @@ def test_a_transaction_without_room_is_taken_back():
         assert fs.cat("/new") == b"3"
 
 
+def test_a_transaction_that_fails_ends():
+    with braidfs.Volume.in_memory(64 << 20) as volume:
+        fs = BraidFileSystem(volume)
+        with pytest.raises(FileExistsError), fs.transaction:
+            for name, mode in ("/first", "wb"), ("/second", "xb"), ("/third", "wb"):
+                with fs.open(name, mode) as file:
+                    file.write(b"by it")
+            volume.write_bytes("second", b"others'")
+        # the rest left nothing behind, and what comes later is written at once
+        assert sorted(fs.ls("/", detail=False)) == ["/first", "/second"]
+        assert fs.cat("/second") == b"others'"
+        with fs.open("/later", "wb") as file:
+            file.write(b"2")
+        assert fs.cat("/later") == b"2"
+        fs.start_transaction()
+        with fs.open("/at the end", "wb") as file:
+            file.write(b"3")
+        fs.end_transaction()
+        assert fs.cat("/at the end") == b"3"
+
+
+def test_what_cannot_wait_is_refused_in_a_transaction():
+    with braidfs.Volume.in_memory(64 << 20) as volume:
+        fs = BraidFileSystem(volume)
+        fs.pipe("/f", b"1")
+        with fs.transaction:
+            for name, mode in ("/new/a", "ab"), ("/f", "ab"), ("/f", "r+b"), ("/new/w", "w+b"), ("/new/x", "x+b"):
+                with pytest.raises(NotImplementedError):
+                    fs.open(name, mode)
+            with pytest.raises(ValueError):
+                fs.open("/new/q", "qb")
+            with fs.open("/f", "rb") as file:
+                assert file.read() == b"1"
+        assert fs.ls("/", detail=False) == ["/f"] and fs.cat("/f") == b"1"
+        with fs.open("/f", "r+b") as file:
+            file.write(b"2")
+        assert fs.cat("/f") == b"2"
+
+
 def in_a_child(work):
     """Whether `work` is true in a child of a fork; it has a minute."""
     child = os.fork()
