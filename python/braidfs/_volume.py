@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import errno
 import io
 import os
 import stat as modes
@@ -31,6 +32,9 @@ from ._lib import (
     refused,
 )
 from ._stat import DirEntry, Stat, StatVfs
+
+# nothing is there, as the functions of os.path take it: also a symlink that leads to itself or through a file
+_NOWHERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
 
 Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 
@@ -263,19 +267,26 @@ class Volume:
             return [e.name for e in entries]
 
     def walk(self, top: Path = "/") -> Iterator[tuple[str, list[str], list[str]]]:
-        """As :func:`os.walk`, from the top down; symlinks are not followed."""
-        todo = [os.fsdecode(top)]
+        """As :func:`os.walk`, from the top down; symlinks are not followed. A directory that is removed meanwhile is left out;
+        one that cannot be read is an error."""
+        first = os.fsdecode(top)
+        todo = [first]
         while todo:
             path = todo.pop()
             dirs: list[str] = []
             files: list[str] = []
-            with self.scandir(path) as entries:
-                for e in entries:
-                    (dirs if e.is_dir() else files).append(e.name)
+            try:
+                with self.scandir(path) as entries:
+                    for e in entries:
+                        (dirs if _is_dir(e) else files).append(e.name)
+            except (FileNotFoundError, NotADirectoryError):
+                if path == first:
+                    raise
+                continue
             yield path, dirs, files
             for name in reversed(dirs):
                 below = f"{path.rstrip('/')}/{name}" if path else name
-                if not modes.S_ISLNK(self.lstat(below).st_mode):
+                if self._kind(below, False) not in (0, modes.S_IFLNK):
                     todo.append(below)
 
     # --- attributes ---
@@ -292,7 +303,9 @@ class Volume:
     def _kind(self, path: Path, follow_symlinks: bool = True) -> int:
         try:
             return modes.S_IFMT(self.stat(path, follow_symlinks=follow_symlinks).st_mode)
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError as e:
+            if e.errno not in _NOWHERE:
+                raise
             return 0
 
     def exists(self, path: Path) -> bool:
@@ -381,6 +394,13 @@ class Volume:
         """When it returns, everything that was written survives a crash (but for what buffers of files hold)."""
         with self._handle as volume:
             check(lib.sync(volume))
+
+
+def _is_dir(entry: DirEntry) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a symlink that leads to itself, for instance
+        return False
 
 
 _open_volumes: weakref.WeakSet[Volume] = weakref.WeakSet()

@@ -179,18 +179,30 @@ class BraidFileSystem(AbstractFileSystem):  # type: ignore[misc] # fsspec has no
         return entry
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        path = self._strip_protocol(path)
+        """Of a symlink what it leads to, with `islink` and `destination`; itself, of type `link`, where it leads nowhere."""
+        return self._info(self._strip_protocol(path), True)
+
+    def _info(self, path: str, follow: bool) -> dict[str, Any]:
+        """Without `follow` a symlink is what it leads to only where that is a file."""
         st = self.volume.lstat(path)
         if not modes.S_ISLNK(st.st_mode):
             return self._entry(path, st)
-        target = self.volume.readlink(path)
         try:
-            st = self.volume.stat(path)
-        except FileNotFoundError:
-            pass  # it leads nowhere: itself
+            target = self.volume.readlink(path)
+        except OSError as e:
+            if e.errno != errno.EINVAL:
+                raise
+            return self._info(path, follow)  # it is none any more
+        # it may lead to nothing, to itself, through a file
+        with suppress(OSError):
+            there = self.volume.stat(path)
+            if follow or modes.S_ISREG(there.st_mode):
+                st = there
         return self._entry(path, st, target)
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        """What is in a directory. A symlink to another one is of type `link` here: those who walk do not follow it, as it may
+        lead in a circle."""
         path = self._strip_protocol(path)
         try:
             with self.volume.scandir(path) as entries:
@@ -203,7 +215,7 @@ class BraidFileSystem(AbstractFileSystem):  # type: ignore[misc] # fsspec has no
         found = []
         for name in names:
             try:
-                found.append(self.info(name))
+                found.append(self._info(self._strip_protocol(name), False))
             except FileNotFoundError:
                 pass  # removed since
         return found

@@ -209,6 +209,34 @@ def test_what_cannot_wait_is_refused_in_a_transaction():
         assert fs.cat("/f") == b"2"
 
 
+def test_odd_symlinks_hide_nothing_and_circles_end():
+    with braidfs.Volume.in_memory(64 << 20) as volume:
+        fs = BraidFileSystem(volume)
+        fs.pipe("/d/sub/f", b"12")
+        targets = {"loop": "loop", "through": "sub/f/x", "nowhere": "none", "file": "sub/f", "dir": "sub"}
+        # each way twice at every step: find would have 2^40 paths
+        targets |= {"again": ".", "up": "../d"}
+        for name, target in targets.items():
+            volume.symlink(target, f"/d/{name}")
+        types = {e["name"]: e["type"] for e in fs.ls("/d")}
+        kinds = {"sub": "directory", "file": "file"} | dict.fromkeys(targets.keys() - {"file"}, "link")
+        assert types == {f"/d/{name}": kind for name, kind in kinds.items()}
+        assert all(e["islink"] and e["destination"] == targets[e["name"][3:]] for e in fs.ls("/d") if e["name"] != "/d/sub")
+        assert fs.find("/d") == sorted([f"/d/{name}" for name in targets] + ["/d/sub/f"])
+        assert fs.find("/d", withdirs=True, maxdepth=1) == sorted(["/d", "/d/sub"] + [f"/d/{name}" for name in targets])
+        assert [sorted(files) for _, _, files in volume.walk("/d")] == [sorted(targets.keys() - {"dir", "again", "up"}), ["f"]]
+        # by its name a link is what it leads to
+        assert fs.info("/d/dir")["type"] == "directory" and fs.isdir("/d/dir") and fs.cat("/d/file") == b"12"
+        assert fs.ls("/d/dir", detail=False) == ["/d/dir/f"] and fs.info("/d/file")["size"] == 2
+        for name in "loop", "through", "nowhere":
+            assert fs.info(f"/d/{name}")["type"] == "link"
+            assert not fs.exists(f"/d/{name}") and not fs.isdir(f"/d/{name}") and volume.islink(f"/d/{name}")
+            assert not fs.exists(f"/d/{name}/below")
+        assert fs.du("/d") == 4
+        fs.rm("/d", recursive=True)
+        assert fs.ls("/") == []
+
+
 def in_a_child(work):
     """Whether `work` is true in a child of a fork; it has a minute."""
     child = os.fork()
