@@ -330,6 +330,7 @@ install-lib: lib ## the C library, its header, and what pkg-config says of it
 	install -D -m 644 include/braidfs.h $(DESTDIR)$(PREFIX)/include/braidfs.h
 	install -d $(LIB)/pkgconfig
 	sed 's,@PREFIX@,$(PREFIX),; s,@VERSION@,$(VERSION),' crates/capi/braidfs.pc.in > $(LIB)/pkgconfig/braidfs.pc
+	if [ -z "$(DESTDIR)" ] && [ "$$(id -u)" = 0 ]; then ldconfig; fi # else programs do not find it
 
 uninstall: ## what install did
 	rm -f $(DESTDIR)$(PREFIX)/bin/braidfs $(PAGES) $(OLD_PAGES) $(COMPLETIONS) $(UDEV_RULE) $(UNITS) $(SHARE)/braidfs/magic
