@@ -62,34 +62,88 @@ pub fn check_within(
     replay: &dyn Replay,
     progress: &dyn Fn(&str, u64, u64),
 ) -> Result<FsckReport> {
-    check_with(devices, options, limits, replay, progress, None)
+    check_with(devices, &How::of(options, limits), replay, progress, None).map(|(report, _)| report)
 }
 
-/// [`check_within`]; with `data`, file data is compared as well.
-fn check_with(
+/// Checks, replays journals and repairs where nobody is asked, at a boot for instance: only where each finding is
+/// [safe](codes::is_safe). Else nothing is written, and the report says [`FsckReport::by_hand`]. First everything is done in
+/// memory, as [`check`] does it without `repair`.
+///
+/// # Errors
+/// As [`check`].
+pub fn preen(
     devices: &[Arc<dyn Device>],
-    options: &FsckOptions,
+    force: bool,
     limits: &Limits,
     replay: &dyn Replay,
     progress: &dyn Fn(&str, u64, u64),
-    data: Option<&mut ScrubReport>,
 ) -> Result<FsckReport> {
+    let first = volume::read(devices)?;
+    first.sb.may_change()?;
+    // A repair takes a tenant without a journal for one that was in use, and empties it, where the copy that told is lost.
+    let empties = |d: &Domain| d.header_damaged && d.header.is_some_and(|h| h.is_scratch());
+    let (dirty, empties) = (is_dirty(&first), first.domains.iter().any(empties));
+    drop(first);
+    let look = How::of(&FsckOptions { repair: false, force }, limits);
+    let (report, writes) = check_with(devices, &look, replay, progress, None)?;
+    if empties || !report.findings.iter().all(Finding::is_safe) {
+        return Ok(FsckReport { by_hand: true, ..report });
+    }
+    if !report.findings.is_empty() || writes {
+        let repair = How { repair: true, only_safe: true, ..look };
+        return check_with(devices, &repair, replay, progress, None).map(|(report, _)| report);
+    }
+    if dirty {
+        prepare::run(devices, replay)?;
+    }
+    Ok(report)
+}
+
+/// How [`check_with`] goes about it.
+struct How {
+    repair: bool,
+    force: bool,
+    /// A repair ends before it writes what is not safe.
+    only_safe: bool,
+    limits: Limits,
+}
+
+impl How {
+    fn of(options: &FsckOptions, limits: &Limits) -> Self {
+        Self { repair: options.repair, force: options.force, only_safe: false, limits: *limits }
+    }
+}
+
+/// Whether journals are to be replayed.
+fn is_dirty(m: &Model) -> bool {
+    let flags = |d: &Domain| d.header.map_or(0, |h| h.flags.get());
+    m.domains.iter().any(|d| d.header.is_some() && (flags(d) & CLEAN == 0 || flags(d) & NEEDS_GC != 0))
+}
+
+/// [`check_within`], and whether a repair has to write though nothing may have been found; with `data`, file data is compared as
+/// well.
+fn check_with(
+    devices: &[Arc<dyn Device>],
+    how: &How,
+    replay: &dyn Replay,
+    progress: &dyn Fn(&str, u64, u64),
+    data: Option<&mut ScrubReport>,
+) -> Result<(FsckReport, bool)> {
     progress("volume", 0, 1);
     let first = volume::read(devices)?;
     progress("volume", 1, 1);
-    if options.repair {
+    if how.repair {
         first.sb.may_change()?;
     }
-    let flags = |d: &Domain| d.header.map_or(0, |h| h.flags.get());
-    let dirty = first.domains.iter().any(|d| d.header.is_some() && (flags(d) & CLEAN == 0 || flags(d) & NEEDS_GC != 0));
-    if !dirty && !options.force && first.log.findings.is_empty() {
-        return Ok(FsckReport { clean_skip: true, ..FsckReport::default() });
+    let dirty = is_dirty(&first);
+    if !dirty && !how.force && first.log.findings.is_empty() {
+        return Ok((FsckReport { clean_skip: true, ..FsckReport::default() }, false));
     }
     let mut devices = devices.to_vec();
     let mut prepared = Prepared::default();
     if dirty {
         progress("journal", 0, 1);
-        if !options.repair {
+        if !how.repair {
             devices = devices.into_iter().map(|d| Arc::new(OverlayDevice::new(d)) as Arc<dyn Device>).collect();
         }
         prepared = prepare::run(&devices, replay)?;
@@ -100,13 +154,13 @@ fn check_with(
     // Blocks that were taken for valid, so that the replay used none of them, are counted: not by the first pass.
     let recount = !prepared.doubted.is_empty();
     if prepared.log.findings.is_empty() && !recount && prepared.recovered.values().all(HashSet::is_empty) {
-        let how = quick::Options { data: data.is_some(), memory: limits.memory_bytes };
-        if let Some(held) = holds(&devices, &how, progress)? {
+        let quick = quick::Options { data: data.is_some(), memory: how.limits.memory_bytes };
+        if let Some(held) = holds(&devices, &quick, progress)? {
             if let Some(out) = data {
                 (out.data_checked, out.data_unchecked) = (held.data_checked, held.data_unchecked);
                 out.data_bad = held.report.findings.len() as u64;
             }
-            return Ok(FsckReport { notes: prepared.notes, ..held.report });
+            return Ok((FsckReport { notes: prepared.notes, ..held.report }, false));
         }
     }
     let mut m = scan(&devices, &mut prepared, progress)?;
@@ -115,10 +169,11 @@ fn check_with(
         data::compare_all(&mut m, out, progress);
     }
     let report = FsckReport { notes: std::mem::take(&mut prepared.notes), ..count(&mut m) };
-    if !options.repair {
-        return Ok(report);
+    if !how.repair {
+        let writes = recount || m.domains.iter().any(|d| d.header_dirty);
+        return Ok((report, writes));
     }
-    repair_until_it_holds(&devices, m, report, recount, limits, progress)
+    Ok((repair_until_it_holds(&devices, m, report, recount, how, progress)?, false))
 }
 
 /// Adds what the preparation for the replay found, and the journals that could not be replayed.
@@ -142,7 +197,7 @@ fn repair_until_it_holds(
     mut m: Model,
     mut report: FsckReport,
     mut recount: bool,
-    limits: &Limits,
+    how: &How,
     progress: &dyn Fn(&str, u64, u64),
 ) -> Result<FsckReport> {
     for round in 0..ROUNDS {
@@ -150,11 +205,15 @@ fn repair_until_it_holds(
         if m.log.findings.is_empty() && !writes && !std::mem::take(&mut recount) {
             break;
         }
+        if how.only_safe && !m.log.findings.iter().all(Finding::is_safe) {
+            report.by_hand = true;
+            break;
+        }
         progress("repair", u64::from(round), u64::from(ROUNDS));
         repair::write(&mut m)?;
         drop(m);
-        let how = quick::Options { data: false, memory: limits.memory_bytes };
-        if let Some(held) = holds(devices, &how, progress)? {
+        let quick = quick::Options { data: false, memory: how.limits.memory_bytes };
+        if let Some(held) = holds(devices, &quick, progress)? {
             report = FsckReport { findings: report.findings, notes: report.notes, ..held.report };
             report.findings.iter_mut().for_each(|f| f.fixed = true);
             break;
@@ -348,9 +407,9 @@ pub fn scrub(
     replay: &dyn Replay,
     progress: &dyn Fn(&str, u64, u64),
 ) -> Result<ScrubReport> {
-    let options = FsckOptions { repair: false, force: true };
+    let how = How::of(&FsckOptions { repair: false, force: true }, &Limits::default());
     let mut out = ScrubReport::default();
-    let report = check_with(devices, &options, &Limits::default(), replay, progress, Some(&mut out))?;
+    let (report, _) = check_with(devices, &how, replay, progress, Some(&mut out))?;
     out.inodes = report.files + report.dirs + report.symlinks + report.other;
     out.findings = report.findings;
     out.notes = report.notes;

@@ -9,6 +9,8 @@
 //! | 5xx | directories |
 //! | 6xx | links between directories and inodes |
 //! | 7xx | space: bitmaps, owners, live counts |
+//!
+//! [`is_safe`] says of which a repair loses nothing that a user stored.
 
 /// A superblock or its replica does not hold or differs from the others.
 pub const SUPER_COPY: u32 = 101;
@@ -164,3 +166,47 @@ pub const LIVE_COUNT: u32 = 703;
 pub const SEGMENT_KIND: u32 = 704;
 /// The owner table names another owner of a block.
 pub const OWNER: u32 = 705;
+
+/// Whether a repair of this finding loses nothing that a user stored: it writes a count, a copy, or what follows from something
+/// else that holds. Of all others it may give up files, names, content, settings or what a journal holds, or takes what is older
+/// than what was lost: somebody must decide that.
+pub const fn is_safe(code: u32) -> bool {
+    matches!(
+        code,
+        SUPER_COPY
+            | BAT_COPY
+            // what the other copy lacks stands in the journal: DOMAIN_OLD where that is gone, too
+            | DOMAIN_COPY
+            | DOMAIN_FAILED
+            // what a group's header says, the BAT says
+            | GROUP_COPY
+            | GROUP_LOST
+            // counted again from the nodes; not SEGMENTS_OLD, without which nobody knows whether the node tables are the newest
+            | SEGMENTS_COPY
+            | SEGMENTS_LOST
+            | OWNERS_COPY
+            | OWNERS_LOST
+            | OWNERS_OLD
+            // what the other copy lacks is ENTRY_OLD or RECOVERED_UNNAMED
+            | NODES_COPY
+            | ENTRY_FLAGS
+            | BLOCK_COUNT
+            // an entry follows from the link in its inode; a link that is lost, too, is UNLINKED or ENTRY_STALE
+            | BUCKET
+            | BUCKET_RANGE
+            | ENTRY_HASH
+            | INLINE_ENTRIES
+            | ENTRY_KIND
+            | LINK_NO_ENTRY
+            | LINK_TWICE
+            | LINK_COUNT
+            // somebody deleted it
+            | ORPHAN
+            | REMOTE_FLAG
+            | LEAKED
+            | NOT_MARKED
+            | LIVE_COUNT
+            | SEGMENT_KIND
+            | OWNER
+    )
+}

@@ -33,11 +33,20 @@ pub struct Finding {
     pub fixed: bool,
 }
 
+impl Finding {
+    /// Whether a repair loses nothing that a user stored ([`codes::is_safe`]).
+    pub fn is_safe(&self) -> bool {
+        codes::is_safe(self.code)
+    }
+}
+
 /// Result of a check.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct FsckReport {
     /// The volume was unmounted properly and not looked at further; the counts are 0.
     pub clean_skip: bool,
+    /// [`crate::preen`] has left it to somebody: what was found is not repaired, or not all of it, as something may be lost then.
+    pub by_hand: bool,
     /// What was found.
     pub findings: Vec<Finding>,
     /// What is no error by itself: traces of a crash that might also be damage.

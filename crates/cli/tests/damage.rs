@@ -128,6 +128,35 @@ fn a_lost_superblock_comes_back_from_its_copy() {
     assert_eq!(b.run(&["ls", "vol.img"]).ok().out, "kept\n");
 }
 
+/// At a boot nobody is asked: what loses something is left, with another code, and nothing is written.
+#[test]
+fn a_boot_repairs_only_what_loses_nothing() {
+    let b = Bench::with_volume();
+    b.run(&["mkdir", "vol.img", "/kept"]).ok();
+    let good = b.read("vol.img");
+    let file = File::options().write(true).open(b.path("vol.img")).unwrap();
+    file.write_all_at(&[0xff; BLOCK as usize], 0).unwrap();
+    let repaired = b.run(&["fsck", "-a", "vol.img"]).code(1);
+    assert!(repaired.out.contains("E101") && repaired.out.contains("(repaired)"), "{repaired:#?}");
+    assert_eq!(b.run(&["fsck", "-fp", "vol.img"]).ok().out, "");
+
+    // all node blocks of the first domain: the root directory is among them
+    let mut bad = good;
+    let is_node_block = |block: &[u8]| block.windows(4).any(|w| w == b"kept");
+    bad.chunks_mut(BLOCK as usize).filter(|b| is_node_block(b)).for_each(|b| b.fill(0));
+    b.write("vol.img", &bad);
+    for letter in ["-fp", "-fa", "-fpC"] {
+        let left = b.run(&["fsck", letter, "vol.img"]).code(4);
+        assert!(left.out.contains("RUN fsck MANUALLY (`braidfs fsck -y`)") && left.out.contains("E3"), "{left:#?}");
+        assert!(b.read("vol.img") == bad, "something was written");
+    }
+    let told = b.run(&["fsck", "-fp", "--json", "vol.img"]).code(4).out;
+    assert!(told.contains("\"by_hand\": true"), "{told}");
+    b.run(&["fsck", "-py", "vol.img"]).code(16);
+    b.run(&["fsck", "-fy", "vol.img"]).code(1);
+    b.run(&["fsck", "-fp", "vol.img"]).ok();
+}
+
 #[test]
 fn damaged_blocks_never_panic() {
     let b = Bench::with_volume();

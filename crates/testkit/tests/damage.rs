@@ -95,7 +95,7 @@ fn a_copy_that_a_checkpoint_was_writing_is_no_error() {
     assert!(shadows > 5 && counting > 15, "{shadows} {counting}");
 }
 
-/// docs/fsck.md has every number of the code, with its words, and no other.
+/// docs/fsck.md has every number of the code, with its words and whether `-p` repairs it, and no other.
 #[test]
 fn the_numbers_are_documented() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -117,5 +117,8 @@ fn the_numbers_are_documented() {
     assert_eq!(rows.len(), want.len());
     for (row, want) in rows.iter().zip(&want) {
         assert!(row.starts_with(want.as_str()), "{row} should begin with {want}");
+        let number: u32 = row.split(' ').nth(1).unwrap().parse().unwrap();
+        let safe = if braidfs_check::codes::is_safe(number) { " yes |" } else { " no |" };
+        assert!(row.ends_with(safe), "{row} should end with{safe}");
     }
 }

@@ -1,6 +1,7 @@
 //! Volumes are filled through the model and its writer, so that these tests need nothing above the tables.
 
 mod cut_off;
+mod preen;
 
 use super::*;
 use crate::collect::Records;
@@ -172,7 +173,7 @@ fn a_filled_volume_is_clean() {
 }
 
 /// Damages one block; the check must see it or not need it, a repair must leave a clean volume.
-fn damage(base: &Arc<SparseDevice>, block: u64, how: &dyn Fn(&mut [u8])) -> FsckReport {
+fn damage(base: &Arc<SparseDevice>, there: &[String], block: u64, how: &dyn Fn(&mut [u8])) -> FsckReport {
     let dev = base.fork();
     let mut buf = vec![0; BLOCK_BYTES];
     dev.read(block, &mut buf).unwrap();
@@ -180,6 +181,7 @@ fn damage(base: &Arc<SparseDevice>, block: u64, how: &dyn Fn(&mut [u8])) -> Fsck
     dev.write(block, &buf).unwrap();
     let seen = run(&dev, &FORCE);
     assert!(seen.findings.iter().all(|f| !f.fixed));
+    preen::mends_or_leaves(&dev, there);
     let fixed = run(&dev, &REPAIR);
     assert_eq!(fixed.unfixed(), 0, "block {block}: {:#?}", fixed.findings);
     let after = run(&dev, &FORCE);
@@ -190,13 +192,14 @@ fn damage(base: &Arc<SparseDevice>, block: u64, how: &dyn Fn(&mut [u8])) -> Fsck
 #[test]
 fn every_kind_of_metadata_block_is_mended() {
     let dev = populated();
+    let there = preen::stored(&dev);
     let (mut flips, mut seen) = (0, 0);
     for (i, block) in dev.written().into_iter().enumerate() {
         // All of the volume's tables, every third of the others.
         if block < 60 || i % 3 == 0 {
-            damage(&dev, block, &|b| b.fill(0));
+            damage(&dev, &there, block, &|b| b.fill(0));
             flips += 1;
-            let r = damage(&dev, block, &|b| b[100] ^= 0x40);
+            let r = damage(&dev, &there, block, &|b| b[100] ^= 0x40);
             seen += usize::from(!r.findings.is_empty() || !r.notes.is_empty());
         }
     }
@@ -268,6 +271,7 @@ fn several_devices() {
 #[test]
 fn lost_pairs_are_made_again() {
     let base = populated();
+    let there = preen::stored(&base);
     let m = model(&base);
     let (g, start) = (m.store.geometry(), m.sb.device[0].data_start.get());
     let mut pairs = vec![m.sb.bat.get()];
@@ -279,6 +283,7 @@ fn lost_pairs_are_made_again() {
     for pair in pairs {
         let dev = base.fork();
         dev.write(pair, &[0x55; 2 * BLOCK_BYTES]).unwrap();
+        preen::mends_or_leaves(&dev, &there);
         let r = run(&dev, &REPAIR);
         assert!(!r.findings.is_empty(), "pair {pair}");
         assert_eq!(r.unfixed(), 0, "pair {pair}: {:#?}", r.findings);

@@ -5,7 +5,7 @@ use crate::{open, text};
 use braidfs::JournalReplay;
 use braidfs::store::lease::Lease;
 use braidfs::store::super_io::read_super;
-use braidfs_check::{Finding, FsckOptions, FsckReport, Limits, check_within};
+use braidfs_check::{Finding, FsckOptions, FsckReport, Limits, check_within, preen};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -18,7 +18,9 @@ use std::sync::Mutex;
     Examples:\n  braidfs fsck disk.img         check only, if it was not unmounted properly\n  \
     braidfs fsck -f disk.img      check in any case\n  \
     braidfs fsck -fy disk.img     check and repair\n\n\
-    Without -y, -p or -a nothing is written.\n\n\
+    Without -y, -p or -a nothing is written. With -p or -a journals are replayed, and errors are repaired only where nothing \
+    that was stored can be lost by it: counts, copies, what follows from something else. Is there one more, none is repaired, \
+    nothing is written, and the exit code is 4: then somebody runs it with -y. fsck.md has which errors these are.\n\n\
     Memory: 24 bytes per inode, up to --memory (then the node tables are read several times); 32 MiB per TiB of the \
     volume in use; 16 bytes per directory; 3 MiB per thread (two per CPU); up to 60 MiB of the allocator's. A volume \
     with errors takes about 100 bytes per small file and 1 KiB per damaged one, without bound."
@@ -27,10 +29,10 @@ pub struct Args {
     /// Change nothing (the default)
     #[arg(short = 'n', conflicts_with_all = ["yes", "preen"])]
     no: bool,
-    /// Repair all that can be repaired
-    #[arg(short = 'y', long)]
+    /// Repair all that can be repaired, also where files, names or changes are given up
+    #[arg(short = 'y', long, conflicts_with = "preen")]
     yes: bool,
-    /// Repair, for boot scripts: silent where nothing was wrong
+    /// Repair, for boot scripts, only what loses nothing; silent where nothing was wrong
     #[arg(short = 'p', short_alias = 'a', visible_alias = "auto")]
     preen: bool,
     /// Check even a volume that is marked clean
@@ -67,17 +69,21 @@ pub fn run(args: &Args) -> Outcome {
     {
         Lease::look(&devices, &sb).map_err(held)?;
     }
-    let bar = Bar::new(args.progress || (std::io::stderr().is_terminal() && !args.json));
+    let bar = Bar::new(args.progress || (std::io::stderr().is_terminal() && !args.json && !args.preen));
     let limits = Limits { memory_bytes: args.memory };
-    let report =
-        check_within(&devices, &options, &limits, &JournalReplay, &|phase, done, total| bar.show(phase, done, total));
+    let progress = |phase: &str, done: u64, total: u64| bar.show(phase, done, total);
+    let report = if args.preen {
+        preen(&devices, args.force, &limits, &JournalReplay, &progress)
+    } else {
+        check_within(&devices, &options, &limits, &JournalReplay, &progress)
+    };
     bar.finish();
     drop(lease);
     let report = report.map_err(|e| operational(open::explain_check("cannot check", &paths, e)))?;
     let code = exit_code(&report);
     let output =
         if args.json { json(&report, code) } else { lines(&report, code, &open::show(&paths), options.repair) };
-    let silent = args.preen && code == fsck_code::CLEAN && !args.json && !std::io::stdout().is_terminal();
+    let silent = args.preen && code == fsck_code::CLEAN && !args.json && report.notes.is_empty();
     if !silent {
         crate::say(format_args!("{output}")).map_err(operational)?;
     }
@@ -115,6 +121,7 @@ fn lines(report: &FsckReport, code: u8, place: &str, repair: bool) -> String {
     let state = match code {
         fsck_code::CLEAN => "clean".into(),
         fsck_code::CORRECTED => format!("repaired, {} corrected", errors(true)),
+        _ if report.by_hand => return out + &by_hand(report, place),
         _ if repair => format!("{} left, {} corrected", errors(false), errors(true)),
         _ => format!("{} left: repair with `braidfs fsck -y`", errors(false)),
     };
@@ -128,6 +135,24 @@ fn lines(report: &FsckReport, code: u8, place: &str, repair: bool) -> String {
         text::count(report.dirs, "directory", "directories"),
         text::count(report.symlinks, "symlink", "symlinks"),
         text::count(report.other, "special file", "special files"),
+    )
+}
+
+/// What `-p` says where it leaves a volume to somebody.
+fn by_hand(report: &FsckReport, place: &str) -> String {
+    let left = report.findings.iter().filter(|f| !f.fixed);
+    let mut codes: Vec<String> = left.filter(|f| !f.is_safe()).map(|f| format!("E{:03}", f.code)).collect();
+    codes.sort_unstable();
+    codes.dedup();
+    let what = match codes.len() {
+        // a tenant without a journal, as the notes say
+        0 => "files".into(),
+        1..=5 => format!("files, names or changes ({})", codes.join(", ")),
+        n => format!("files, names or changes ({} and {} more)", codes[..5].join(", "), n - 5),
+    };
+    format!(
+        "{place}: UNEXPECTED INCONSISTENCY: {} left; a repair may give up {what}: RUN fsck MANUALLY (`braidfs fsck -y`)",
+        text::count(report.unfixed() as u64, "error", "errors")
     )
 }
 
