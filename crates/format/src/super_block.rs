@@ -11,6 +11,8 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 /// Most devices of a volume.
 pub const MAX_DEVICES: usize = 16;
+/// Most blocks of a device.
+pub const DEVICE_BLOCKS_MAX: u64 = (1 << 48) - 1;
 /// Most domains of a volume.
 pub const MAX_DOMAINS: u16 = 256;
 /// `incompat` bit: extents carry a CRC-32C per data block.
@@ -226,7 +228,7 @@ impl SuperBlock {
                 && d.groups.get() > 0
                 && d.last_group_blocks.get() <= g.group_blocks()
                 && d.last_group_blocks.get() >= crate::geometry::SEGMENT_BLOCKS
-                && d.blocks.get() < 1 << 48
+                && d.blocks.get() <= DEVICE_BLOCKS_MAX
                 && d.data_start.get().checked_add(need).is_some_and(|e| e < d.blocks.get());
             if !ok {
                 return bad(format!("device {i} does not fit the volume"));

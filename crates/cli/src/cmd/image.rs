@@ -11,7 +11,7 @@ use crate::{open, text};
 use braidfs::JournalReplay;
 use braidfs_check::image;
 use braidfs_device::BLOCK_BYTES;
-use braidfs_format::super_block::MAX_DEVICES;
+use braidfs_format::super_block::{DEVICE_BLOCKS_MAX, MAX_DEVICES};
 use flate2::read::GzDecoder;
 use flate2::{Compression, write::GzEncoder};
 use std::fs::File;
@@ -24,8 +24,6 @@ const MAGIC: &[u8; 8] = b"BRFSIMG1";
 const END: u32 = u32::MAX;
 /// Longest run of blocks that is written.
 const RUN_BLOCKS: u32 = 256;
-/// Largest device: 16 TiB.
-const DEVICE_BLOCKS: u64 = 1 << 32;
 
 /// Write a volume's metadata into one file, without data, for a bug report; make volumes of such files
 #[derive(Debug, clap::Args)]
@@ -211,7 +209,7 @@ impl Reader {
             return Err(io::Error::other(format!("{n} devices")));
         }
         let devices = (0..n).map(|_| u64_of(&mut from)).collect::<io::Result<Vec<_>>>()?;
-        if let Some(blocks) = devices.iter().find(|blocks| **blocks > DEVICE_BLOCKS) {
+        if let Some(blocks) = devices.iter().find(|blocks| **blocks > DEVICE_BLOCKS_MAX) {
             return Err(io::Error::other(format!("a device of {blocks} blocks")));
         }
         Ok(Self { from, devices })
@@ -248,4 +246,28 @@ fn u32_of(from: &mut impl Read) -> io::Result<u32> {
 fn u64_of(from: &mut impl Read) -> io::Result<u64> {
     let mut bytes = [0; 8];
     from.read_exact(&mut bytes).map(|()| u64::from_le_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a volume can have, whatever files the host can have; and no more.
+    #[test]
+    fn devices_of_any_size_of_the_format_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("report.brfs");
+        for (blocks, holds) in [(1 << 33, true), (DEVICE_BLOCKS_MAX, true), (DEVICE_BLOCKS_MAX + 1, false)] {
+            let mut out = Writer::new(BufWriter::new(File::create(&path).unwrap()), &[7, blocks]).unwrap();
+            out.put(1, blocks - 1, &[0x5a; BLOCK_BYTES]).unwrap();
+            out.finish().unwrap();
+            let read = Reader::new(File::open(&path).unwrap());
+            assert_eq!(read.is_ok(), holds, "{blocks}");
+            let Ok(mut read) = read else { continue };
+            assert_eq!(read.devices, [7, blocks]);
+            let run = read.next().unwrap();
+            assert_eq!(run, Some((1, (blocks - 1) * BLOCK_BYTES as u64, vec![0x5a; BLOCK_BYTES])));
+            assert_eq!(read.next().unwrap(), None);
+        }
+    }
 }
