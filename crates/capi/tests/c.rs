@@ -85,6 +85,29 @@ fn children_open_volumes_of_their_own() {
     run(&mut Command::new(&program));
 }
 
+/// The header names each option of a volume, as the Rust library does, with values that it takes.
+#[test]
+fn the_header_has_all_options() {
+    let part = |text: &str, from: &str, to: &str| {
+        let start = text.find(from).unwrap_or_else(|| panic!("no {from}"));
+        let all = &text[start..];
+        all[..all.find(to).unwrap_or_else(|| panic!("no {to}"))].to_owned()
+    };
+    let read = |path: &str| std::fs::read_to_string(here().join(path)).unwrap();
+    let header = part(&read("../../include/braidfs.h"), "those of mount.braidfs(8)", "int braidfs_open");
+    let source = part(&read("../fs/src/options.rs"), "pub fn parse(text", "_ => return Err(UNKNOWN)");
+    let words: Vec<&str> = header.split(|c: char| !c.is_ascii_lowercase()).collect();
+    let names: Vec<&str> = source.lines().filter_map(|l| l.trim().strip_prefix("(\"")?.split('"').next()).collect();
+    assert!(names.len() > 20, "{names:?}");
+    for name in names {
+        assert!(words.contains(&name), "{name} is not in braidfs.h");
+    }
+    for list in ["rw,nodefrag,commit=0,cache=0", "commit=3600,cache=4M,data=journal,overwrite=log,numa=off,readahead=0"]
+    {
+        assert!(braidfs_fs::Options::parse(list).is_ok(), "{list}");
+    }
+}
+
 /// What `make install-lib` puts into place is what pkg-config tells a compiler of.
 #[test]
 fn programs_are_built_on_what_is_installed() {

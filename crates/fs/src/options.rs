@@ -59,9 +59,11 @@ impl Options {
         Self::new(MountOptions { read_only: true, ..MountOptions::default() })
     }
 
-    /// Options as text, in the words of mount.braidfs(8): `ro`, `noatime`, `relatime`, `strictatime`, `nodiratime`,
-    /// `lazytime`, `discard`, `nodefrag`, `commit=SECONDS`, `data=ordered|journal|writeback`, `overwrite=auto|log`, `cache=BYTES`, `numa=auto|off`, and `readahead=BYTES`, which a mount leaves to the kernel (1M; 0: none); and
-    /// `uid=`, `gid=`, `umask=OCTAL`. What comes later wins.
+    /// Options as text, in the words of mount.braidfs(8): `ro`, `rw`, `noatime`, `relatime`, `strictatime`, `nodiratime`,
+    /// `lazytime`, `discard`, `nodefrag`, `commit=SECONDS`, `data=ordered|journal|writeback`, `overwrite=auto|log`,
+    /// `cache=BYTES`, `numa=auto|off`, and `readahead=BYTES`, which a mount leaves to the kernel (1M; 0: none); and `uid=`, `gid=`,
+    /// `umask=OCTAL`. What comes later wins. `commit=` and `cache=` take any number, 0 for the default; a mount takes no more
+    /// than 300 seconds, and no less than 8 MiB.
     ///
     /// ```
     /// let options = braidfs_fs::Options::parse("noatime,commit=1,cache=64M,readahead=256K,umask=077")?;
