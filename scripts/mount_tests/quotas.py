@@ -20,7 +20,12 @@ ME = ("--user", "nobody")
 
 def quota(own, call, *args, ok=(0,)):
     _, text = run(own.binary, "quota", call, *(() if call == "remove" else ("--json",)), *args, own.mnt, ok=ok)
-    return None if call == "remove" else json.loads(text)
+    if call == "remove":
+        return None
+    told = json.loads(text)
+    for one in told if isinstance(told, list) else [told]:
+        same(one["inodes"], one["inodes_used"], "inodes by both names")
+    return told
 
 
 def used(own, *whose):
@@ -233,7 +238,10 @@ def quota_of_a_directory(volume, _top):
         (top / "sub" / "old").write_bytes(b"o" * 10 * BLOCK)
         shown = quota(own, "set", "--directory", top, "--space", str(200 * BLOCK))
         # directories are blocks, too, where they have many entries
-        same((shown["used"] // BLOCK, shown["inodes_used"]), (10, 3), "used at once")
+        same((shown["used"] // BLOCK, shown["inodes"]), (10, 3), "used at once")
+        limits = quota(own, "set", "--directory", top, "--inodes", "500", "--soft-inodes", "400")
+        same((limits["inodes"], limits["inodes_max"], limits["soft_inodes"]), (3, 500, 400), "of its limits")
+        quota(own, "set", "--directory", top, "--inodes", "none", "--soft-inodes", "none")
         told = os.statvfs(top / "sub")
         same((told.f_blocks, told.f_bavail), (200, 190), "statvfs below it")
         must(os.statvfs(own.mnt).f_blocks > 10_000, "statvfs of the root")

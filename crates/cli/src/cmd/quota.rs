@@ -122,8 +122,12 @@ struct Report {
     used: u64,
     space: Option<u64>,
     soft_space: Option<u64>,
+    /// How many it has, as of a tenant and in `stats --json`.
+    inodes: u64,
+    /// The same, by its older name.
     inodes_used: u64,
-    inodes: Option<u64>,
+    /// Most that it may have.
+    inodes_max: Option<u64>,
     soft_inodes: Option<u64>,
     grace_seconds: u64,
     /// Seconds since 1970.
@@ -148,8 +152,9 @@ impl From<Quota> for Report {
             used: q.used,
             space: q.limits.space,
             soft_space: q.limits.soft_space,
+            inodes: q.inodes,
             inodes_used: q.inodes,
-            inodes: q.limits.inodes,
+            inodes_max: q.limits.inodes,
             soft_inodes: q.limits.soft_inodes,
             grace_seconds: q.limits.grace.as_secs(),
             space_exceeded_since: q.space_exceeded_since,
@@ -269,8 +274,8 @@ fn tell(q: &Report, json: bool) -> Outcome {
         "{whose}: {} used, {}; {}, {}",
         text::size(q.used),
         size(q.space),
-        text::count(q.inodes_used, "inode", "inodes"),
-        count(q.inodes)
+        text::count(q.inodes, "inode", "inodes"),
+        count(q.inodes_max)
     ))?;
     for (what, soft, since) in [
         ("space", q.soft_space.map(text::size), q.space_exceeded_since),
