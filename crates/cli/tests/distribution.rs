@@ -229,7 +229,7 @@ fn systemd_makes_a_mount_of_an_fstab_line() {
     b.write(
         "fstab",
         "/dev/disk/by-uuid/aa /a braidfs noatime 0 2\n\
-         /srv/disk.img /b braidfs x-systemd.requires=braidfs-fsck@srv-disk.img.service 0 0\n",
+         /srv/disk.img /b braidfs x-systemd.mount-timeout=1h,x-systemd.requires=braidfs-fsck@srv-disk.img.service 0 0\n",
     );
     for dir in ["n", "e", "l"] {
         std::fs::create_dir(b.path(dir)).unwrap();
@@ -240,6 +240,7 @@ fn systemd_makes_a_mount_of_an_fstab_line() {
     let a = String::from_utf8(b.read("n/a.mount")).unwrap();
     assert!(a.contains("\nType=braidfs\nOptions=noatime\n"), "{a}");
     let image = String::from_utf8(b.read("n/b.mount")).unwrap();
+    assert!(image.contains("TimeoutSec=1h\n"), "{image}");
     assert!(
         image.contains("What=/srv/disk.img\n") && image.contains("After=braidfs-fsck@srv-disk.img.service"),
         "{image}"

@@ -222,11 +222,12 @@ Several read\-only mounts of an image file, with a server each, are possible.
 .SH FILES
 .TP
 \fI/etc/fstab\fR
-A line for an image file:
+A line for an image file, which the service \fIbraidfs\-fsck@\fR checks before (systemd itself checks no files, whatever the last
+number is); the mount, and an unmount, may take longer than the 90 seconds after which systemd would end them:
 .PP
 .RS
 .EX
-/srv/disk.img  /mnt  braidfs  noatime,nofail  0 2
+/srv/disk.img  /mnt  braidfs  nofail,x\-systemd.mount\-timeout=1h,x\-systemd.requires=braidfs\-fsck@srv\-disk.img.service  0 0
 .EE
 .RE
 .SH EXIT STATUS

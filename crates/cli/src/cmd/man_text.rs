@@ -153,11 +153,11 @@ and 256 domains; a name has at most 255 bytes.
 .SH FILES
 .TP
 .I /etc/fstab
-A volume in an image file, and one on a block device:
+A volume on a block device, and one in an image file, which systemd does not check by itself:
 .IP
 .EX
-/srv/disk.img    /mnt   braidfs  noatime,nofail  0 2
-LABEL=data       /data  braidfs  noatime         0 2
+LABEL=data     /data  braidfs  noatime,x\-systemd.mount\-timeout=1h  0 2
+/srv/disk.img  /mnt   braidfs  nofail,x\-systemd.mount\-timeout=1h,x\-systemd.requires=braidfs\-fsck@srv\-disk.img.service  0 0
 .EE
 .TP
 .I /lib/udev/rules.d/60\-braidfs.rules

@@ -75,8 +75,10 @@ const CLAIM_WAIT: Duration = Duration::from_secs(1);
     braidfs mount -f --log debug disk.img /mnt      in the foreground\n  \
     braidfs mount -o remount,ro /mnt                read-only from now on\n  \
     braidfs mount -o tenant=web /mnt /srv/web       one tenant of it, by itself (tenants.md)\n\n\
-    In /etc/fstab (with this program linked as /sbin/mount.braidfs):\n  \
-    /srv/disk.img  /mnt  braidfs  noatime,commit=10  0 2\n\n\
+    In /etc/fstab (with this program linked as /sbin/mount.braidfs), a block device, and an image file, which systemd does not \
+    check by itself; systemd ends a mount after 90 seconds unless told otherwise:\n  \
+    LABEL=data     /data  braidfs  noatime,x-systemd.mount-timeout=1h  0 2\n  \
+    /srv/disk.img  /mnt   braidfs  nofail,x-systemd.mount-timeout=1h,x-systemd.requires=braidfs-fsck@srv-disk.img.service  0 0\n\n\
     Exit codes: 1 wrong usage, 2 system error, 32 the mount failed.")]
 pub struct Args {
     /// Mount options, separated by commas
