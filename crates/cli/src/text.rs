@@ -26,6 +26,13 @@ pub fn count(n: u64, one: &str, many: &str) -> String {
     format!("{n} {}", if n == 1 { one } else { many })
 }
 
+/// `3 days`: seconds, in the largest unit in which they are whole.
+pub fn span(seconds: u64) -> String {
+    let units = [(86_400, "day", "days"), (3600, "hour", "hours"), (60, "minute", "minutes"), (1, "second", "seconds")];
+    let unit = units.iter().find(|u| seconds > 0 && seconds.is_multiple_of(u.0)).unwrap_or(&units[3]);
+    count(seconds / unit.0, unit.1, unit.2)
+}
+
 /// `drwxr-xr-x`, as `ls -l` writes it.
 pub fn mode(attr: &Attr) -> String {
     let m = attr.mode;
@@ -111,6 +118,15 @@ pub fn os_string(bytes: Vec<u8>) -> OsString {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn spans_have_the_largest_unit() {
+        let spans = [0, 1, 90, 120, 3600, 86_399, 259_200].map(span);
+        assert_eq!(
+            spans.map(|s| s.replace(' ', "")).join(" "),
+            "0seconds 1second 90seconds 2minutes 1hour 86399seconds 3days"
+        );
+    }
 
     #[test]
     fn sizes_parse_and_print() {

@@ -179,8 +179,17 @@ fn a_tenant_that_waits_holds_nobody_up() {
     ] {
         m.bench.run(&[&["tenant", "set"], &wrong[..], &["mnt", "t"]].concat()).fails(1, &[why]);
     }
-    m.bench.run(&["tenant", "set", "--grace", "1h", "mnt", "t"]).fails(1, &["--soft-space"]);
+    // what is not named of a soft limit stays
+    let soft = |words: &[&str]| {
+        let set = m.bench.run(&[&["tenant", "set", "--json"], words, &["mnt", "t"]].concat()).ok();
+        (of(&set.out)["soft_space"].as_u64(), of(&set.out)["grace_seconds"].as_u64())
+    };
+    assert_eq!(soft(&["--soft-space", "3M"]), (Some(3 << 20), Some(7200)));
+    assert_eq!(soft(&["--grace", "3d"]), (Some(3 << 20), Some(259_200)));
+    let shown = m.bench.run(&["tenant", "show", "mnt", "t"]).ok().out;
+    assert!(shown.contains("  soft limit 3 MiB, for 3 days\n"), "{shown}");
     m.bench.run(&["tenant", "create", "mnt/u"]).ok();
+    m.bench.run(&["tenant", "set", "--grace", "1h", "mnt", "u"]).fails(1, &["--soft-space"]);
     let pieces = || (0..64u8).map(|n| vec![n; 65536]);
     let file = m.point.join("t/f");
     let writing = std::thread::spawn({
@@ -207,7 +216,7 @@ fn a_tenant_that_waits_holds_nobody_up() {
     let read = std::fs::read(&file).unwrap();
     assert!(read == pieces().flatten().collect::<Vec<_>>(), "another content");
     let shown = m.bench.run(&["tenant", "show", "mnt", "t"]).ok().out;
-    assert!(shown.contains("soft limit 2 MiB") && !shown.contains("written: at most"), "{shown}");
+    assert!(shown.contains("soft limit 3 MiB") && !shown.contains("written: at most"), "{shown}");
     m.bench.run(&["umount", "mnt"]).ok();
     m.bench.run(&["fsck", "-f", "vol.img"]).ok();
 }

@@ -284,8 +284,10 @@ fn tell(q: &Report, json: bool) -> Outcome {
         let Some(soft) = soft else { continue };
         let time = |n: u64| text::time(Timestamp { sec: i64::try_from(n).unwrap_or(0), nsec: 0 });
         let state = match since {
-            None => format!("for {} s", q.grace_seconds),
-            Some(at) if q.grace_is_over => format!("exceeded since {}: held to it until less is in use", time(at)),
+            None => format!("for {}", text::span(q.grace_seconds)),
+            Some(at) if q.grace_is_over => {
+                format!("exceeded since {} (UTC): held to it until less is in use", time(at))
+            }
             Some(at) => format!(
                 "exceeded since {}, a hard limit from {} on (UTC)",
                 time(at),

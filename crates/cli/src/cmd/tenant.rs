@@ -73,7 +73,7 @@ enum Call {
     },
     /// Change limits of a tenant, while it is in use
     #[command(group = clap::ArgGroup::new("limits")
-        .args(["space", "inodes", "soft_space", "read_bps", "write_bps", "read_iops", "write_iops", "memory_min", "memory_max", "serving_time", "devices", "journal"])
+        .args(["space", "inodes", "soft_space", "grace", "read_bps", "write_bps", "read_iops", "write_iops", "memory_min", "memory_max", "serving_time", "devices", "journal"])
         .required(true)
         .multiple(true))]
     Set {
@@ -138,9 +138,9 @@ struct More {
     /// More than this it may use for a while only: 64M, 10G, or none
     #[arg(long, value_parser = parse, value_name = "SIZE")]
     soft_space: Option<Limit>,
-    /// For how long: 30s, 12h, 7d
-    #[arg(long, value_parser = parse_time, value_name = "TIME", default_value = "7d", requires = "soft_space")]
-    grace: Duration,
+    /// For how long: 30s, 12h, 7d [default: as before, at first 7d]
+    #[arg(long, value_parser = parse_time, value_name = "TIME")]
+    grace: Option<Duration>,
     /// Most bytes a second that it may read, and how many at once after a pause: 100M, 100M/200M, or none
     #[arg(long, value_parser = parse_bps, value_name = "RATE[/BURST]")]
     read_bps: Option<RateLimit>,
@@ -198,14 +198,30 @@ impl More {
         DeviceSet::of(numbers).map(Some).ok_or_else(none)
     }
 
-    fn soft(&self) -> Option<Option<SoftLimit>> {
-        self.soft_space.map(|l| l.0.map(|space| SoftLimit { space, grace: self.grace }))
+    /// The soft limit of a tenant that has this one `now`, if it changes: what is not named of it stays.
+    fn soft(
+        &self,
+        now: impl FnOnce() -> Result<Option<SoftLimit>, Failure>,
+    ) -> Result<Option<Option<SoftLimit>>, Failure> {
+        let space = self.soft_space.map(|l| l.0);
+        if self.grace.is_none() && space.is_none_or(|space| space.is_none()) {
+            return Ok(space.map(|_| None));
+        }
+        let now = if space.is_none() || self.grace.is_none() { now()? } else { None };
+        let Some(space) = space.unwrap_or(now.map(|s| s.space)) else {
+            return Err(Failure::new("tenant: --grace is that of a soft limit: name --soft-space, too"));
+        };
+        let grace = self.grace.or(now.map(|s| s.grace)).unwrap_or(GRACE);
+        Ok(Some(Some(SoftLimit { space, grace })))
     }
 
     fn rates(&self) -> [Option<Option<Rate>>; 4] {
         [self.read_bps, self.write_bps, self.read_iops, self.write_iops].map(|r| r.map(|r| r.0))
     }
 }
+
+/// For how long a soft limit may be exceeded where nobody says it.
+const GRACE: Duration = Duration::from_secs(7 * 86400);
 
 /// A rate, if there is a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -457,7 +473,7 @@ pub fn run(args: &Args) -> Outcome {
             let budget = TenantBudget {
                 space: space.0,
                 inodes: inodes.0,
-                soft_space: more.soft().flatten(),
+                soft_space: more.soft(|| Ok(None))?.flatten(),
                 rates,
                 memory,
                 journal: more.journal.and_then(|j| j.0),
@@ -468,7 +484,9 @@ pub fn run(args: &Args) -> Outcome {
         }
         Call::Set { space, inodes, more, json, mountpoint, name } => {
             let (space, inodes) = (space.map(|l| l.0), inodes.map(|l| l.0));
-            let (soft_space, rates, memory) = (more.soft(), more.rates(), more.memory());
+            let now = || control::tenant_show(&open(mountpoint)?, name).map_err(|e| refused(mountpoint, name, &e));
+            let soft_space = more.soft(|| Ok(now()?.soft_space))?;
+            let (rates, memory) = (more.rates(), more.memory());
             let (serving, devices) = (more.serving(), more.devices(mountpoint)?);
             let journal = more.journal.map(|j| j.0);
             let change = TenantChange { space, inodes, soft_space, rates, memory, journal, serving, devices };
@@ -634,11 +652,13 @@ fn tell_soft(t: &Report) -> Result<(), Failure> {
     let (Some(soft), Some(grace)) = (t.soft_space, t.grace_seconds) else { return Ok(()) };
     let since = |since: u64| text::time(Timestamp { sec: i64::try_from(since).unwrap_or(0), nsec: 0 });
     let state = match (t.soft_exceeded_since, t.grace_is_over) {
-        (None, _) => format!("for {grace} s"),
-        (Some(at), false) => format!("exceeded since {}, a hard limit from {} on", since(at), since(at + grace)),
-        (Some(at), true) => format!("exceeded since {}: held to it until less is in use", since(at)),
+        (None, _) => format!("for {}", text::span(grace)),
+        (Some(at), false) => {
+            format!("exceeded since {}, a hard limit from {} on (UTC)", since(at), since(at.saturating_add(grace)))
+        }
+        (Some(at), true) => format!("exceeded since {} (UTC): held to it until less is in use", since(at)),
     };
-    crate::say(format_args!("  soft limit {}, {state} (UTC)", text::size(soft)))
+    crate::say(format_args!("  soft limit {}, {state}", text::size(soft)))
 }
 
 fn tell_rates(what: &str, (bps, iops): (&Option<Limited>, &Option<Limited>), used: &Used) -> Result<(), Failure> {
@@ -689,6 +709,30 @@ mod tests {
         assert_eq!(parse_serving("1.5%/150%"), rate(15_000_000, Some(1_500_000_000)));
         for wrong in ["50", "%", "0%", "0.5%", "-1%", "NaN%", "1e300%", "50%/", "50%/0%", "50%/1%/1%", "much"] {
             assert!(parse_serving(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_named_of_a_soft_limit_stays() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            more: More,
+        }
+        let soft = |space, days: u64| SoftLimit { space, grace: Duration::from_secs(days * 86400) };
+        let (old, m) = (Some(soft(1 << 20, 3)), 1 << 20);
+        for (words, now, wanted) in [
+            (&[][..], old, Some(None)),
+            (&["--soft-space", "2M"], old, Some(Some(Some(soft(2 * m, 3))))),
+            (&["--soft-space", "2M"], None, Some(Some(Some(soft(2 * m, 7))))),
+            (&["--soft-space", "2M", "--grace", "1d"], old, Some(Some(Some(soft(2 * m, 1))))),
+            (&["--grace", "5d"], old, Some(Some(Some(soft(m, 5))))),
+            (&["--grace", "5d"], None, None),
+            (&["--soft-space", "none"], old, Some(Some(None))),
+            (&["--soft-space", "none", "--grace", "5d"], old, None),
+        ] {
+            let line = <Line as clap::Parser>::try_parse_from([&["tenant"], words].concat()).unwrap();
+            assert_eq!(line.more.soft(|| Ok(now)).ok(), wanted, "{words:?}");
         }
     }
 
