@@ -92,8 +92,8 @@ class Change:
             self.took[kind] = time.monotonic() - self.begin
 
     def has_ended(self):
-        """Whether it did what it was to do."""
-        return self.process.poll() == 0
+        """Whether it did what it was to do; with 4 something stays where it is, as the journal of a tenant."""
+        return self.process.poll() in (0, 4)
 
     def kill_daemon(self, synced, writers):
         """kill -9 of the daemon that it asks; `synced` gets what was synced until then. Whether it had ended."""

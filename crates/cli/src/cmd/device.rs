@@ -19,8 +19,8 @@ use std::time::Duration;
 
 /// How often a server is asked how far it is.
 const POLL: Duration = Duration::from_millis(200);
-/// Exit code of a drain where something keeps the device.
-const KEPT: u8 = 4;
+/// Exit code of a drain, or a tenant's move, where something keeps a device.
+pub(super) const KEPT: u8 = 4;
 
 /// Add a device to a volume, have data move there, drain one, or remove it, while the volume is mounted or not
 #[derive(Debug, clap::Args)]
@@ -261,18 +261,19 @@ pub(super) fn number_of(mountpoint: &Path, target: &Path) -> Result<usize, Failu
     table.iter().position(|d| d.uuid == uuid).ok_or_else(none)
 }
 
-/// Waits until what a tenant has on devices that it may not use has moved, as far as it can.
+/// Waits until what a tenant has on devices that it may not use has moved, as far as it can. False where another change of
+/// devices runs: it moves in the background.
 ///
 /// # Errors
-/// What the server says. Where another change of devices runs, it moves in the background.
-pub(super) fn move_tenant(mountpoint: &Path, name: &str, json: bool) -> Result<(), Failure> {
+/// What the server says.
+pub(super) fn move_tenant(mountpoint: &Path, name: &str, json: bool) -> Result<bool, Failure> {
     let bar = Bar::new(std::io::stderr().is_terminal() && !json);
     let place = Place::of(&[mountpoint.to_path_buf()]);
     let work = DeviceWork::move_tenant(mountpoint, name);
     if work.as_ref().is_err_and(|e| Errno::from_io_error(e) == Some(Errno::BUSY)) {
-        return Ok(());
+        return Ok(false);
     }
-    place.online("the devices are set, but a tenant does not move yet in", &bar, work).map(drop)
+    place.online("the devices are set, but a tenant does not move yet in", &bar, work).map(|_| true)
 }
 
 fn bar(how: &Tell) -> Bar {

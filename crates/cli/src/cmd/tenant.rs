@@ -19,7 +19,8 @@ use std::time::Duration;
 
 /// Give a directory tree of a mounted volume a domain and limits of its own
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Exit codes: 0 done, 1 it failed, or wrong usage.\n\n\
+#[command(
+    after_help = "Exit codes: 0 done, 1 it failed, or wrong usage, 4 (of set --devices) some of it stays on other devices, or moves later.\n\n\
     Examples:\n  braidfs tenant create --space 20G /mnt/web      a new directory, of at most 20 GiB\n  \
     braidfs tenant set --space 30G /mnt web         more, while it is in use\n  \
     braidfs tenant set --space none /mnt web        as much as the volume has\n  \
@@ -44,7 +45,8 @@ use std::time::Duration;
     A tenant that is mounted by itself has a connection to the server, and a part of the kernel's page cache, of its own.\n\n\
     Rates count what the device is asked; what memory serves is free. A tenant that wants more waits, and nobody else does. \
     With RATE/BURST so much may come at once after a pause. A soft limit may be exceeded for its grace; then it is a hard \
-    one until less is in use.")]
+    one until less is in use."
+)]
 pub struct Args {
     #[command(subcommand)]
     call: Call,
@@ -491,12 +493,16 @@ pub fn run(args: &Args) -> Outcome {
             let journal = more.journal.map(|j| j.0);
             let change = TenantChange { space, inodes, soft_space, rates, memory, journal, serving, devices };
             let set = control::tenant_set(&open(mountpoint)?, name, &change);
-            let mut now = set.map_err(|e| refused(mountpoint, name, &e))?;
-            if devices.is_some() && now.elsewhere.groups > 0 {
-                device::move_tenant(&root_of(mountpoint), name, *json)?;
-                now = control::tenant_show(&open(mountpoint)?, name).map_err(|e| refused(mountpoint, name, &e))?;
+            let set = set.map_err(|e| refused(mountpoint, name, &e))?;
+            if devices.is_none() || set.elsewhere.groups == 0 {
+                return tell(&set.into(), *json);
             }
-            tell(&now.into(), *json)
+            let waited = device::move_tenant(&root_of(mountpoint), name, *json)?;
+            let now: Report = now()?.into();
+            let code = tell(&now, *json)?;
+            let Some(left) = stays(&now.elsewhere, waited) else { return Ok(code) };
+            eprintln!("braidfs: tenant {}: {left}", text::name(name.as_bytes()));
+            Ok(device::KEPT)
         }
         Call::Show { json, mountpoint, name } => {
             let shown = control::tenant_show(&open(mountpoint)?, name);
@@ -608,6 +614,23 @@ fn tell_serving(t: &Report) -> Result<(), Failure> {
         text::count(s.waits.into(), "request", "requests"),
         s.waited_seconds
     ))
+}
+
+/// What a tenant has yet on devices that it may not use, and why; `waited`: all has moved that could.
+fn stays(e: &Elsewhere, waited: bool) -> Option<String> {
+    if e.groups == 0 {
+        return None;
+    }
+    let groups = text::count(e.groups.into(), "block group", "block groups");
+    let journal = if e.journal { ", one of them with its journal" } else { "" };
+    let why = match (waited, e.crowded) {
+        (false, _) => "another change of devices is running, so it moves in the background: look with `tenant show`",
+        (true, true) => "these devices have no room for it: it gets nothing more until there is some",
+        (true, false) => {
+            "it stays there: the journal, block groups with numbers of inodes, what has a fixed place (tenants.md)"
+        }
+    };
+    Some(format!("{groups} with {}{journal} elsewhere: {why}", text::size(e.bytes)))
 }
 
 fn tell_devices(t: &Report) -> Result<(), Failure> {
