@@ -1,10 +1,16 @@
 """What a mount tells of itself: `braidfs top` as text, and what `braidfs stats --json` says of latencies, domains, cache, processes."""
 
+import fcntl
 import json
 import os
+import pty
 import re
+import select
+import signal
 import socket
+import struct
 import subprocess
+import termios
 import threading
 import time
 
@@ -66,6 +72,49 @@ def watching(volume, _top):
         must(threads & {thread.native_id, threading.main_thread().native_id}, f"who asked is told: {threads}")
         why = subprocess.run([v.binary, "top", "--batch", "-n", "1", volume.image.parent], capture_output=True, text=True)
         must(why.returncode == 1 and "no braidfs is mounted there" in why.stderr, f"no mount: {why}")
+        v.umount()
+
+
+def read_until(terminal, word, seconds=10):
+    """What a program writes to its terminal, until it has written a word."""
+    text, end = b"", time.monotonic() + seconds
+    while word not in text:
+        must(select.select([terminal], [], [], max(end - time.monotonic(), 0))[0], f"no {word} in {text}")
+        text += os.read(terminal, 65536)
+
+
+@check(seconds=60)
+def top_gives_its_terminal_back(volume, _top):
+    """Ended by a signal, and while it is stopped by Ctrl-Z; it goes on then."""
+    daemon_only(volume)
+    with small_volume(volume) as v:
+        v.mount()
+        for number in signal.SIGTERM, signal.SIGHUP, None:
+            terminal, side = pty.openpty()
+            fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 150, 0, 0))
+            before = termios.tcgetattr(side)
+            # in a group of its own, as a shell does
+            top = subprocess.Popen([v.binary, "top", v.mnt], stdin=side, stdout=side, stderr=side, preexec_fn=os.setpgrp)
+            try:
+                read_until(terminal, b"operations")
+                must(termios.tcgetattr(side) != before, "a screen is drawn on a raw terminal")
+                if number is None:
+                    os.write(terminal, b"\x1a")
+                    must(os.WIFSTOPPED(os.waitpid(top.pid, os.WUNTRACED)[1]), "Ctrl-Z stops it")
+                    same(termios.tcgetattr(side), before, "the terminal of what was stopped")
+                    os.kill(top.pid, signal.SIGCONT)
+                    read_until(terminal, b"operations")
+                    os.write(terminal, b"q")
+                    same(top.wait(10), 0, "exit code of q")
+                else:
+                    os.kill(top.pid, number)
+                    same(top.wait(10), 128 + number, "exit code of what a signal ended")
+                same(termios.tcgetattr(side), before, "the terminal afterwards")
+            finally:
+                top.kill()
+                top.wait()
+                os.close(terminal)
+                os.close(side)
         v.umount()
 
 

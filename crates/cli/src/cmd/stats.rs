@@ -144,9 +144,17 @@ pub fn run(args: &Args) -> Outcome {
         None => (Vec::new(), None),
     };
     let now = ask(&place)?;
-    let mut report = report(place.display().to_string(), args.interval, &before, &now);
-    if let Some(now) = ask_sample(&place, 0)? {
-        report.add(sample_before.unwrap_or_default(), now);
+    let sample_now = ask_sample(&place, 0)?;
+    let (mut before, mut sample_before, mut seconds) = (before, sample_before.unwrap_or_default(), args.interval);
+    if let Some(now) = sample_now.as_ref().filter(|now| now.uptime_ns < sample_before.uptime_ns) {
+        // another one, which counts from 0
+        seconds = Some(now.uptime_ns / 1_000_000_000);
+        (before, sample_before) = (Vec::new(), Sample::default());
+        eprintln!("braidfs: the server of {} was replaced meanwhile: what came since then is shown", place.display());
+    }
+    let mut report = report(place.display().to_string(), seconds, &before, &now);
+    if let Some(now) = sample_now {
+        report.add(sample_before, now);
     }
     if args.json {
         let json = serde_json::to_string_pretty(&report).map_err(|e| Failure::new(format!("stats: {e}")))?;
@@ -188,7 +196,15 @@ fn ask_sample(place: &Path, watch_seconds: u32) -> Result<Option<Sample>, Failur
     match sample(place, watch_seconds) {
         Ok(sample) => Ok(Some(sample)),
         Err(SampleError::OldServer) => Ok(None),
-        Err(e) => Err(Failure::at("cannot show", place.display(), e)),
+        Err(e) => Err(Failure::at("cannot show", place.display(), sample_error(&e))),
+    }
+}
+
+/// Why a server did not tell what it does.
+pub fn sample_error(e: &SampleError) -> String {
+    match e {
+        SampleError::Io(e) => server_error(e),
+        e => e.to_string(),
     }
 }
 

@@ -5,14 +5,19 @@
 mod screen;
 mod view;
 
+use crate::cmd::stats::sample_error;
 use crate::cmd::umount::is_braidfs;
 use crate::failure::{Failure, Outcome};
 use crate::mountinfo;
 use braidfs_fuse::control::sample;
 use braidfs_fuse::watch::sample::Sample;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use rustix::process::{Signal, kill_current_process_group};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use view::{Sort, Tab, View};
 
@@ -65,7 +70,7 @@ pub fn run(args: &Args) -> Outcome {
 fn ask(place: &Path, delay: f64) -> Result<Sample, Failure> {
     // A look that comes late must not be taken for the end; no server watches for more than an hour (`parse_delay`).
     let watch_seconds = (delay * 3.0) as u32 + 10;
-    sample(place, watch_seconds).map_err(|e| Failure::at("cannot watch", place.display(), e))
+    sample(place, watch_seconds).map_err(|e| Failure::at("cannot watch", place.display(), sample_error(&e)))
 }
 
 fn batch(args: &Args, place: &Path, mut before: Sample) -> Outcome {
@@ -84,13 +89,53 @@ fn batch(args: &Args, place: &Path, mut before: Sample) -> Outcome {
 
 fn on_screen(args: &Args, place: &Path, first: Sample) -> Outcome {
     let failed = |e: io::Error| Failure::new(format!("top: the terminal: {e}"));
+    // before the terminal changes: who ends this leaves it as it was
+    let signal = Arc::new(AtomicUsize::new(0));
+    for number in [SIGTERM, SIGHUP, SIGINT] {
+        signal_hook::flag::register_usize(number, Arc::clone(&signal), number as usize).map_err(failed)?;
+    }
     let mut terminal = ratatui::try_init().map_err(failed)?;
-    let ended = watch(args, place, first, &mut terminal);
-    ratatui::restore();
-    ended
+    let ended = watch(args, place, first, &mut terminal, &signal);
+    // a terminal that has gone cannot be restored
+    let restored = ratatui::try_restore();
+    match signal.load(Ordering::Relaxed) {
+        0 => ended.and_then(|code| restored.map(|()| code).map_err(failed)),
+        // what a shell shows for a program that a signal ended
+        number => Ok(128 + number as u8),
+    }
 }
 
-fn watch(args: &Args, place: &Path, first: Sample, terminal: &mut ratatui::DefaultTerminal) -> Outcome {
+/// How often it is looked whether a signal has come.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Whether there is an event until then; false, too, where a signal has come.
+fn wait(until: Instant, signal: &AtomicUsize) -> io::Result<bool> {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if event::poll(left.min(LOOK))? {
+            return Ok(true);
+        }
+        if left.is_zero() || signal.load(Ordering::Relaxed) != 0 {
+            return Ok(false);
+        }
+    }
+}
+
+/// Gives the terminal back and stops, as Ctrl-Z has every program do; takes it again when it goes on.
+fn stop(terminal: &mut ratatui::DefaultTerminal) -> io::Result<()> {
+    ratatui::try_restore()?;
+    kill_current_process_group(Signal::TSTP)?;
+    *terminal = ratatui::try_init()?;
+    Ok(())
+}
+
+fn watch(
+    args: &Args,
+    place: &Path,
+    first: Sample,
+    terminal: &mut ratatui::DefaultTerminal,
+    signal: &AtomicUsize,
+) -> Outcome {
     let failed = |e: io::Error| Failure::new(format!("top: the terminal: {e}"));
     let title = place.to_string_lossy();
     let (mut before, mut now) = (first.clone(), first);
@@ -102,12 +147,20 @@ fn watch(args: &Args, place: &Path, first: Sample, terminal: &mut ratatui::Defau
         if args.rounds.is_some_and(|n| round >= n) {
             return Ok(0);
         }
-        if event::poll(next.saturating_duration_since(Instant::now())).map_err(failed)? {
+        let event = wait(next, signal).map_err(failed)?;
+        if signal.load(Ordering::Relaxed) != 0 {
+            return Ok(0);
+        }
+        if event {
             match event::read().map_err(failed)? {
                 Event::Key(key) if key.kind != KeyEventKind::Release => {
                     match pressed(key, view.tabs(), &mut tab, &mut sort) {
                         Pressed::End => return Ok(0),
                         Pressed::Ask => {}
+                        Pressed::Stop => {
+                            stop(terminal).map_err(failed)?;
+                            continue;
+                        }
                         Pressed::Other => continue,
                     }
                 }
@@ -124,12 +177,14 @@ fn watch(args: &Args, place: &Path, first: Sample, terminal: &mut ratatui::Defau
 enum Pressed {
     End,
     Ask,
+    Stop,
     Other,
 }
 
 fn pressed(key: KeyEvent, tabs: &[Tab], tab: &mut Tab, sort: &mut Sort) -> Pressed {
     match key.code {
         KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return Pressed::End,
+        KeyCode::Char('z') if key.modifiers.contains(KeyModifiers::CONTROL) => return Pressed::Stop,
         KeyCode::Char('q') | KeyCode::Esc => return Pressed::End,
         KeyCode::Char(' ') => return Pressed::Ask,
         KeyCode::Char('o') => *tab = Tab::Operations,
@@ -168,6 +223,8 @@ mod tests {
         assert_eq!(press(KeyCode::Char('q')).0, Pressed::End);
         let mut c = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
         assert_eq!(pressed(c, &tabs, &mut tab, &mut sort), Pressed::End);
+        let z = KeyEvent::new(KeyCode::Char('z'), KeyModifiers::CONTROL);
+        assert_eq!(pressed(z, &tabs, &mut tab, &mut sort), Pressed::Stop);
         c.modifiers = KeyModifiers::NONE;
         assert_eq!(pressed(c, &tabs, &mut tab, &mut sort), Pressed::Other);
         let tabs = [Tab::Operations, Tab::Tenants];

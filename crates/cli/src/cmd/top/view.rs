@@ -87,6 +87,9 @@ fn name_of(thread: u32) -> Option<(u32, String)> {
 impl View {
     /// `name_of` tells a thread's process and its name.
     pub fn new(before: &Sample, now: &Sample, sort: Sort, name_of: Names<'_>) -> Self {
+        // another server, which counts from 0: by an upgrade, or mounted again
+        let (none, is_new) = (Sample::default(), now.uptime_ns < before.uptime_ns);
+        let before = if is_new { &none } else { before };
         let seconds = (now.uptime_ns.saturating_sub(before.uptime_ns) as f64 / 1e9).max(1e-3);
         let per_second = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
         let operations: Vec<Operation> = now.operations.iter().map(|o| since(o, before)).collect();
@@ -115,6 +118,9 @@ impl View {
                 rate(misses),
             ),
         ];
+        if is_new {
+            head.push(format!("the server was replaced: all numbers are those of the new one, in {seconds:.1} s"));
+        }
         head.extend(devices(&now.devices));
         head.extend(nearest_to_limits(&now.quotas));
         if now.restricted {
@@ -558,6 +564,17 @@ pub mod tests {
         );
         assert!(processes[1].starts_with("kernel") && processes[2].starts_with('?'), "{text}");
         assert!(!text.contains('\u{1b}'), "a name moves the cursor");
+    }
+
+    #[test]
+    fn a_server_that_was_replaced_is_told() {
+        let (before, now) = samples();
+        let replaced = Sample { uptime_ns: 7_000_000_000, ..before.clone() };
+        let text = View::new(&replaced, &now, Sort::Rate, &names).text("/mnt");
+        assert!(text.contains("the server was replaced: all numbers are those of the new one, in 6.0 s"), "{text}");
+        // all that it counted, and not what is more than the old one had
+        assert!(text.lines().any(|l| l.starts_with("GETATTR      183 ")), "{text}");
+        assert!(!View::new(&before, &now, Sort::Rate, &names).text("/mnt").contains("replaced"));
     }
 
     #[test]
