@@ -685,9 +685,10 @@ impl Job<'_> {
     /// Decides between fuseblk and plain FUSE, and gets the block device for the former; with `dead` a block device that a
     /// dead mount may have yet.
     fn claim(&self, first: Option<&FileDevice>, dead: Option<&DeadMount>) -> Result<Option<Claim>, Failure> {
+        let root = rustix::process::geteuid().is_root();
         let missing = match self.spec.fuseblk {
             FuseBlk::Never => return Ok(None),
-            _ if !rustix::process::geteuid().is_root() => "only root can: leave fuseblk out".to_string(),
+            _ if !root => "only root can: leave fuseblk out".to_string(),
             _ if !knows_fuseblk() => "the kernel has no fuseblk: leave it out, or load the module `fuse`".to_string(),
             _ if first.is_none() => "a network block device has no block device here: leave fuseblk out".to_string(),
             _ if first.is_some_and(FileDevice::is_block_device) => {
@@ -704,11 +705,20 @@ impl Job<'_> {
         if self.spec.fuseblk == FuseBlk::Always {
             return Err(Failure::at("cannot mount with fuseblk", self.devices[0].display(), missing));
         }
-        tracing::debug!(why = missing, "not mounting with fuseblk");
+        // of a network block device it is known that there is none
+        if root && first.is_some() {
+            tracing::warn!(
+                "a plain FUSE mount: sync(2) does not reach the volume, and umount(8) does not wait: {missing}"
+            );
+        } else {
+            tracing::debug!(why = missing, "not mounting with fuseblk");
+        }
         Ok(None)
     }
 }
 
+/// Whether the kernel has fuseblk. The module lists it once it is loaded, which opening its device has done.
 fn knows_fuseblk() -> bool {
+    let _ = std::fs::File::open("/dev/fuse");
     std::fs::read_to_string("/proc/filesystems").is_ok_and(|list| list.split_whitespace().any(|w| w == "fuseblk"))
 }

@@ -93,7 +93,10 @@ impl Target {
             return Some("this fxmark was built without the braidfs library".into());
         }
         let kind = self.kernel_type()?;
-        // a module that is not loaded yet is not listed
+        // a module that is not loaded yet is not listed; opening its device loads this one
+        if *self == Self::Braidfs {
+            let _ = std::fs::File::open("/dev/fuse");
+        }
         let known = || {
             let list = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
             list.split_ascii_whitespace().any(|w| w == kind)
