@@ -25,6 +25,18 @@ impl Mounted {
     }
 }
 
+impl Mounted {
+    /// The process of the server: the one that holds the image open.
+    fn server(&self) -> i32 {
+        let image = std::fs::canonicalize(self.bench.path("vol.img")).unwrap();
+        let server = std::fs::read_dir("/proc").unwrap().flatten().find(|p| {
+            let fds = std::fs::read_dir(p.path().join("fd"));
+            fds.is_ok_and(|fds| fds.flatten().any(|fd| std::fs::read_link(fd.path()).is_ok_and(|l| l == image)))
+        });
+        server.unwrap().file_name().to_str().unwrap().parse().unwrap()
+    }
+}
+
 impl Drop for Mounted {
     fn drop(&mut self) {
         if is_mounted(&self.point) {
@@ -75,6 +87,29 @@ fn read_only_mounts_change_nothing() {
     m.bench.run(&["umount", "--timeout", &u64::MAX.to_string(), "mnt"]).ok();
 }
 
+/// The kernel does not make any of the server's threads wait for file systems when they need memory.
+#[test]
+fn the_server_is_known_to_write_back() {
+    // PF_MEMALLOC_NOIO in the flags of proc_pid_stat(5)
+    const NOIO: u64 = 0x8_0000;
+    let Some(m) = Mounted::new(&[]) else { return };
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let caps = status.lines().find_map(|l| l.strip_prefix("CapEff:")).unwrap();
+    if u64::from_str_radix(caps.trim(), 16).unwrap() & 1 << 24 == 0 {
+        _ = writeln!(stderr(), "SKIPPED: no CAP_SYS_RESOURCE here");
+        return;
+    }
+    let mut threads = 0;
+    for thread in std::fs::read_dir(format!("/proc/{}/task", m.server())).unwrap() {
+        let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
+        let flags: u64 = stat.rsplit(')').next().unwrap().split_whitespace().nth(6).unwrap().parse().unwrap();
+        assert!(flags & NOIO != 0, "{stat}");
+        threads += 1;
+    }
+    assert!(threads > 2, "{threads}");
+    m.bench.run(&["umount", "mnt"]).ok();
+}
+
 #[test]
 fn a_foreground_mount_ends_on_a_signal() {
     let Some(m) = Mounted::new(&[]) else { return };
@@ -105,13 +140,7 @@ fn a_dead_mount_point_is_taken_over() {
     let Some(m) = Mounted::new(&["--fuseblk", "never"]) else { return };
     std::fs::write(m.point.join("f"), "synced").unwrap();
     std::fs::File::open(m.point.join("f")).unwrap().sync_all().unwrap();
-    // Kill the server: the one that holds the image open.
-    let image = std::fs::canonicalize(m.bench.path("vol.img")).unwrap();
-    let server = std::fs::read_dir("/proc").unwrap().flatten().find(|p| {
-        let fds = std::fs::read_dir(p.path().join("fd"));
-        fds.is_ok_and(|fds| fds.flatten().any(|fd| std::fs::read_link(fd.path()).is_ok_and(|l| l == image)))
-    });
-    let pid: i32 = server.unwrap().file_name().to_str().unwrap().parse().unwrap();
+    let pid = m.server();
     rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), rustix::process::Signal::KILL).unwrap();
     while std::fs::read_dir(&m.point).is_ok() {
         std::thread::sleep(std::time::Duration::from_millis(10));

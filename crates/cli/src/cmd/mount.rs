@@ -552,6 +552,10 @@ impl Job<'_> {
 
     /// `restart`: the mount that a parent found dead, in whose place this one goes.
     fn serve(&self, told: &mut Ready, restart: Option<&DeadMount>, guard: Option<Arc<Guard>>) -> Result<(), Failure> {
+        // As prctl(2) advises: what needs memory here must not wait for file systems. Threads have it from this one.
+        if let Err(e) = rustix::process::configure_io_flusher_behavior(true) {
+            tracing::debug!(%e, "the kernel does not take this process for one that writes a file system back");
+        }
         let spec = self.spec;
         let found = if restart.is_some() { None } else { dead_at(&self.mountpoint) };
         let dead = restart.or(found.as_ref());
