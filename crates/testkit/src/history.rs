@@ -2,8 +2,9 @@
 
 use crate::model::{Ino, Link, Model};
 use crate::ops::{At, Op, SLOTS, Slots, to_rust, walk_path};
+use crate::run::peek_clock;
 use crate::subject::Key;
-use braidfs::DomainId;
+use braidfs::{DomainId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A promise that an operation gave.
@@ -64,12 +65,15 @@ pub struct History {
     pub domains: BTreeMap<Ino, DomainId>,
     /// An fsync may overwrite blocks of ordinary files.
     pub overwrites: bool,
+    /// Nothing of it was done later than this, by the clock of the tests.
+    pub ended: Timestamp,
 }
 
 impl History {
     /// Begins with a durable state; `overwrites`: an fsync may overwrite blocks of ordinary files.
     pub fn new(start: Model, keys: BTreeMap<Ino, Key>, overwrites: bool) -> Self {
-        Self { start, steps: Vec::new(), keys, domains: BTreeMap::new(), overwrites }
+        let ended = peek_clock();
+        Self { start, steps: Vec::new(), keys, domains: BTreeMap::new(), overwrites, ended }
     }
 
     /// Adds an inode that was made.
@@ -81,6 +85,7 @@ impl History {
     /// Adds a step.
     pub fn push(&mut self, op: &Op, after: &Model, log: usize, sync: Option<Synced>) {
         let covers = self.steps.len() + 1;
+        self.ended = peek_clock();
         self.steps.push(Step { what: to_rust(op), after: after.clone(), log, sync, covers });
     }
 
@@ -93,6 +98,7 @@ impl History {
         sync: Option<Synced>,
         covers: usize,
     ) {
+        self.ended = self.ended.max(peek_clock());
         let what = format!("thread {thread}, since version {covers}: {}", to_rust(op));
         self.steps.push(Step { what, after: after.clone(), log, sync, covers });
     }
@@ -105,6 +111,7 @@ impl History {
             keys: self.keys.clone(),
             domains: self.domains.clone(),
             overwrites: self.overwrites,
+            ended: self.ended,
         }
     }
 
@@ -113,6 +120,7 @@ impl History {
         let mut after = self.version(self.steps.len()).clone();
         after.close_all();
         let covers = self.steps.len() + 1;
+        self.ended = peek_clock();
         self.steps.push(Step { what: "unmount".into(), after, log, sync: Some(Synced::All), covers });
     }
 

@@ -2,10 +2,11 @@
 //! which the VFS finds errors).
 //!
 //! Right because it is simple: no caching, no sharing but of content (so that snapshots are cheap). It knows no space
-//! limits, no permissions (the caller is root) and no clock: a time is known only where it was set and not changed since.
+//! limits, no permissions (the caller is root) and no clock: it says which times an operation changes, and who has a clock
+//! tells it what they are then ([`Model::learn`]).
 
 use crate::sparse::Sparse;
-use braidfs::{Error, FallocMode, FileKind, NewNode, RenameMode, Result, SetAttr, SetTime, Timestamp, XattrMode};
+use braidfs::{Attr, Error, FallocMode, FileKind, NewNode, RenameMode, Result, SetAttr, SetTime, Timestamp, XattrMode};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -30,8 +31,8 @@ pub struct Node {
     pub gid: u32,
     /// Of device files.
     pub rdev: u64,
-    /// Where it was set explicitly and nothing has changed the content since.
-    pub mtime: Option<Timestamp>,
+    /// What was set, or learned since the last operation that changed them.
+    pub times: Times,
     /// Values by name.
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Content of a regular file.
@@ -46,6 +47,56 @@ pub struct Node {
     pub in_place: bool,
     /// O_TMPFILE and never linked: may get its first name.
     pub linkable: bool,
+}
+
+/// Times of an inode, as far as they are known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Times {
+    /// When the content was last read.
+    pub atime: Option<Timestamp>,
+    /// Last change of content.
+    pub mtime: Option<Timestamp>,
+    /// Last change of the inode.
+    pub ctime: Option<Timestamp>,
+    /// When it was made.
+    pub btime: Option<Timestamp>,
+}
+
+impl Times {
+    /// All that a volume tells.
+    pub fn of(a: &Attr) -> Self {
+        Self { atime: Some(a.atime), mtime: Some(a.mtime), ctime: Some(a.ctime), btime: Some(a.btime) }
+    }
+
+    /// Each with its name.
+    fn named(self) -> [(&'static str, Option<Timestamp>); 4] {
+        [("atime", self.atime), ("mtime", self.mtime), ("ctime", self.ctime), ("btime", self.btime)]
+    }
+
+    /// The first time that is known here, and is another one there.
+    pub fn differ(self, got: Self) -> Option<String> {
+        self.named().into_iter().zip(got.named()).find_map(|((name, want), (_, got))| {
+            want.filter(|w| got != Some(*w)).map(|w| format!("{name} {got:?}, model {w:?}"))
+        })
+    }
+
+    /// Makes those of the last changes unknown.
+    pub fn forget_changes(&mut self) {
+        (self.mtime, self.ctime) = (None, None);
+    }
+
+    /// Those that are not known here get to be known from `now`.
+    fn fill(&mut self, now: Self) {
+        self.atime = self.atime.or(now.atime);
+        self.mtime = self.mtime.or(now.mtime);
+        self.ctime = self.ctime.or(now.ctime);
+        self.btime = self.btime.or(now.btime);
+    }
+
+    /// Whether none is unknown.
+    fn all_known(self) -> bool {
+        self.named().iter().all(|(_, t)| t.is_some())
+    }
 }
 
 /// What `stat` tells and the model knows.
@@ -82,7 +133,7 @@ fn new_node(kind: FileKind, mode: u32) -> Node {
         uid: 0,
         gid: 0,
         rdev: 0,
-        mtime: None,
+        times: Times::default(),
         xattrs: BTreeMap::new(),
         data: Sparse::default(),
         target: Vec::new(),
@@ -90,6 +141,18 @@ fn new_node(kind: FileKind, mode: u32) -> Node {
         links: BTreeSet::new(),
         in_place: false,
         linkable: false,
+    }
+}
+
+impl Node {
+    /// By an operation: the inode changes.
+    fn changes(&mut self) {
+        self.times.ctime = None;
+    }
+
+    /// By an operation: the content changes.
+    fn content_changes(&mut self) {
+        self.times.forget_changes();
     }
 }
 
@@ -108,11 +171,34 @@ impl Model {
         Self { nodes, open: BTreeMap::new(), next }
     }
 
-    /// Makes the modification times of directories unknown.
+    /// Makes the times of changes of directories unknown.
     pub fn forget_dir_times(&mut self) {
         for n in self.nodes.values_mut().filter(|n| n.kind == FileKind::Dir) {
-            Arc::make_mut(n).mtime = None;
+            Arc::make_mut(n).content_changes();
         }
+    }
+
+    /// Times that the last operation changed, and that nobody has told since: gets them from who knows them.
+    ///
+    /// # Errors
+    /// Of `tell`; what a time is that the operation cannot have made, by `may`.
+    pub fn learn(
+        &mut self,
+        tell: &mut dyn FnMut(Ino) -> std::result::Result<Times, String>,
+        may: &dyn Fn(Timestamp) -> bool,
+    ) -> std::result::Result<(), String> {
+        for (ino, n) in self.nodes.iter_mut().filter(|(_, n)| !n.times.all_known()) {
+            let now = tell(*ino)?;
+            for ((name, known), (_, t)) in n.times.named().into_iter().zip(now.named()) {
+                if let Some(t) = t.filter(|t| known.is_none() && !may(*t)) {
+                    return Err(format!(
+                        "inode {ino} of the model: {name} {t:?} is not of an operation that changes it"
+                    ));
+                }
+            }
+            Arc::make_mut(n).times.fill(now);
+        }
+        Ok(())
     }
 
     /// An inode that exists (it has a name or is open).
@@ -187,16 +273,20 @@ impl Model {
     fn enter(&mut self, dir: Ino, name: &[u8], ino: Ino) -> Result<()> {
         let d = self.change(dir)?;
         d.entries.insert(name.to_vec(), ino);
-        d.mtime = None;
-        self.change(ino)?.links.insert((dir, name.to_vec()));
+        d.content_changes();
+        let n = self.change(ino)?;
+        n.links.insert((dir, name.to_vec()));
+        n.changes();
         Ok(())
     }
 
     fn leave(&mut self, dir: Ino, name: &[u8]) -> Result<Ino> {
         let d = self.change(dir)?;
         let ino = d.entries.remove(name).ok_or(Error::NotFound)?;
-        d.mtime = None;
-        self.change(ino)?.links.remove(&(dir, name.to_vec()));
+        d.content_changes();
+        let n = self.change(ino)?;
+        n.links.remove(&(dir, name.to_vec()));
+        n.changes();
         Ok(ino)
     }
 
@@ -379,16 +469,19 @@ impl Model {
         self.nodes.retain(|i, n| *i == ROOT || !n.links.is_empty());
     }
 
-    /// The content of a file, to change it: its modification time is not known any more.
+    /// The content of a file, to change it.
     fn content(&mut self, ino: Ino) -> Result<&mut Sparse> {
         let n = self.change(ino)?;
-        n.mtime = None;
+        n.content_changes();
         Ok(&mut n.data)
     }
 
     /// pwrite(2): the number of bytes.
     pub fn write(&mut self, ino: Ino, offset: u64, data: &[u8]) -> Result<usize> {
-        self.content(ino)?.write(offset, data);
+        // a write of nothing changes nothing, times neither
+        if !data.is_empty() {
+            self.content(ino)?.write(offset, data);
+        }
         Ok(data.len())
     }
 
@@ -487,11 +580,13 @@ impl Model {
         }
         n.uid = set.uid.unwrap_or(n.uid);
         n.gid = set.gid.unwrap_or(n.gid);
-        match set.mtime {
-            Some(SetTime::At(t)) => n.mtime = Some(t),
-            Some(SetTime::Now) => n.mtime = None,
-            None => {}
-        }
+        let time = |t: SetTime| match t {
+            SetTime::At(t) => Some(t),
+            SetTime::Now => None,
+        };
+        n.times.ctime = set.ctime.and_then(time);
+        n.times.atime = set.atime.map_or(n.times.atime, time);
+        n.times.mtime = set.mtime.map_or(n.times.mtime, time);
         Ok(())
     }
 
@@ -503,7 +598,9 @@ impl Model {
             XattrMode::Replace if !there => return Err(Error::NoAttr),
             _ => {}
         }
-        self.change(ino)?.xattrs.insert(name.to_vec(), value.to_vec());
+        let n = self.change(ino)?;
+        n.xattrs.insert(name.to_vec(), value.to_vec());
+        n.changes();
         Ok(())
     }
 
@@ -520,7 +617,9 @@ impl Model {
     /// removexattr(2): an error where there is none of that name.
     pub fn removexattr(&mut self, ino: Ino, name: &[u8]) -> Result<()> {
         self.get(ino)?.xattrs.get(name).ok_or(Error::NoAttr)?;
-        self.change(ino)?.xattrs.remove(name);
+        let n = self.change(ino)?;
+        n.xattrs.remove(name);
+        n.changes();
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 //! An operation names its objects by path (walked with `lookup`, never following symlinks) or by the number of a slot
 //! that holds an open file, so that it means something after others were taken out of the sequence: shrinking needs that.
 
-use crate::model::{self, Model};
+use crate::model::{self, Model, Times};
 use braidfs::{Error, FallocMode, FileKind, NewNode, RenameMode, Result, SetAttr, SetTime, Timestamp, XattrMode};
 use std::collections::BTreeSet;
 
@@ -196,6 +196,45 @@ pub enum Op {
     },
 }
 
+impl Op {
+    /// The paths that it names.
+    pub fn paths(&self) -> Vec<P> {
+        match *self {
+            Op::Create { path, .. }
+            | Op::Symlink { path, .. }
+            | Op::Unlink { path }
+            | Op::Rmdir { path }
+            | Op::Tmpfile { dir: path, .. }
+            | Op::LinkSlot { to: path, .. }
+            | Op::Open { path, .. }
+            | Op::SetMode { path, .. }
+            | Op::SetOwner { path, .. }
+            | Op::SetMtime { path, .. }
+            | Op::SetXattr { path, .. }
+            | Op::GetXattr { path, .. }
+            | Op::ListXattr { path }
+            | Op::RemoveXattr { path, .. }
+            | Op::Stat { path }
+            | Op::Readlink { path }
+            | Op::Readdir { path }
+            | Op::Commit { path, .. } => vec![path],
+            Op::Link { from, to } | Op::Rename { from, to, .. } | Op::CopyRange { from, to, .. } => vec![from, to],
+            Op::Write { at, .. }
+            | Op::Append { at, .. }
+            | Op::Truncate { at, .. }
+            | Op::Fallocate { at, .. }
+            | Op::Read { at, .. }
+            | Op::Seek { at, .. }
+            | Op::Fsync { at, .. }
+            | Op::Defragment { at, .. } => match at {
+                Path(path) => vec![path],
+                Slot(_) => Vec::new(),
+            },
+            Op::Close { .. } | Op::Sync | Op::Trim | Op::Clean => Vec::new(),
+        }
+    }
+}
+
 /// The operation as Rust code, for `tests/regressions.rs`.
 pub fn to_rust(op: &Op) -> String {
     let text = format!("Op::{op:?}").replace("at: ", "at: At::").replace("kind: ", "kind: FileKind::");
@@ -240,8 +279,8 @@ pub enum Out<Id> {
     Bytes(Vec<u8>),
     /// A set of names.
     Names(BTreeSet<Vec<u8>>),
-    /// Attributes and, where it is known, the modification time.
-    Stat(model::Stat, Option<Timestamp>),
+    /// Attributes and, as far as they are known, times.
+    Stat(model::Stat, Times),
 }
 
 /// Whether two subjects answered alike. Which object was made each may name as it likes; a time counts where `want`
@@ -249,7 +288,7 @@ pub enum Out<Id> {
 pub fn same_answer<A, B>(got: &Result<Out<A>>, want: &Result<Out<B>>) -> bool {
     match (got, want) {
         (Ok(Out::Made(_)), Ok(Out::Made(_))) | (Ok(Out::Unit), Ok(Out::Unit)) => true,
-        (Ok(Out::Stat(g, gt)), Ok(Out::Stat(w, wt))) => g == w && (wt.is_none() || wt == gt),
+        (Ok(Out::Stat(g, gt)), Ok(Out::Stat(w, wt))) => g == w && wt.differ(*gt).is_none(),
         (Ok(Out::Bytes(g)), Ok(Out::Bytes(w))) => g == w,
         (Ok(Out::Number(g)), Ok(Out::Number(w))) => g == w,
         (Ok(Out::Names(g)), Ok(Out::Names(w))) => g == w,
@@ -271,7 +310,7 @@ pub trait Subject {
     /// See the method of the same name of [`braidfs::Volume`] (as all below).
     fn lookup(&mut self, dir: Self::Id, name: &[u8]) -> Result<Self::Id>;
     #[allow(missing_docs)]
-    fn stat(&mut self, id: Self::Id) -> Result<(model::Stat, Option<Timestamp>)>;
+    fn stat(&mut self, id: Self::Id) -> Result<(model::Stat, Times)>;
     #[allow(missing_docs)]
     fn create(&mut self, dir: Self::Id, name: &[u8], new: &NewNode<'_>) -> Result<Self::Id>;
     #[allow(missing_docs)]
@@ -526,7 +565,7 @@ pub fn perform<S: Subject>(s: &mut S, slots: &mut Slots<S>, op: &Op) -> Result<O
         }
         Op::Stat { path } => {
             let id = walk_path(s, path)?;
-            s.stat(id).map(|(stat, mtime)| Out::Stat(stat, mtime))
+            s.stat(id).map(|(stat, times)| Out::Stat(stat, times))
         }
         Op::Readlink { path } => {
             let id = walk_path(s, path)?;

@@ -8,10 +8,12 @@
 //! What was not synced by itself is, domain by domain, of one version: a transaction survives whole or not at all. Objects of
 //! different domains may lie apart in time. The content of a file of which an fsync was under way may be half as before and
 //! half as synced, where nothing else changed but times; from the first such fsync on, also where a commit wrote it.
+//! After an fdatasync, content may be as synced and times as before. Recovery touches directories in which it mends links.
 //! It assumes that nothing else (another thread) changed the volume.
 
 use crate::history::{History, Step, Synced};
-use crate::model::{self, Ino, Link, Model, Node};
+use crate::model::{self, Ino, Link, Model, Node, Times};
+use crate::run::peek_clock;
 use crate::sparse::{PAGE, Sparse};
 use crate::subject::Key;
 use crate::walk::{Seen, SeenNode, difference, show};
@@ -191,7 +193,29 @@ impl<'h> Oracle<'h> {
             let torn = if dir || in_place { Vec::new() } else { self.overwritten(ino, got, &states[since(b.data)..]) };
             let torn = |v: usize| torn.iter().any(|versions| versions.contains(&v));
             let data = |i: usize, n: &Node| in_place || got.data == n.data || torn(states[i].0);
-            let attr = |n: &Node| same_attributes(got, n);
+            // One that a rename replaced may be back, with the time at which that took its last name.
+            let replaced = |i: usize, n: &Node| {
+                states.get(i + 1).is_some_and(|(v, next)| {
+                    let taken =
+                        |l: &Link| self.history.version(*v).node(l.0).is_some_and(|d| d.entries.contains_key(&l.1));
+                    next.is_none() && n.links.iter().any(taken)
+                })
+            };
+            let attr = |i: usize, n: &Node| {
+                let times = Times { ctime: None, ..n.times };
+                self.same_attributes(got, n)
+                    || (replaced(i, n) && self.same_attributes(got, &Node { times, ..n.clone() }))
+            };
+            // content as an fdatasync left it, with the times of before
+            let late = |i: usize, n: &Node| {
+                let since = since(b.data);
+                self.datasynced(ino)
+                    && states[i + 1..]
+                        .iter()
+                        .enumerate()
+                        .map_while(|(k, (v, later))| Some((i + 1 + k, *v, later.filter(|l| same_but_content(n, l))?)))
+                        .any(|(k, v, later)| k >= since && (got.data == later.data || torn(v)))
+            };
             // Names that it may have got back, each with the version that lost it.
             let revived: Vec<(usize, Link)> = self
                 .history
@@ -207,7 +231,11 @@ impl<'h> Oracle<'h> {
                 BTreeMap::new()
             } else {
                 let last = |i: usize| states[..i].iter().rev().find_map(|(_, n)| *n);
-                let empty = |n: &Arc<Node>| Node { links: BTreeSet::new(), ..(**n).clone() };
+                let empty = |n: &Arc<Node>| {
+                    // when it lost its last name is known to nobody any more
+                    let times = Times { ctime: None, ..n.times };
+                    Node { links: BTreeSet::new(), times, ..(**n).clone() }
+                };
                 (0..states.len())
                     .filter(|i| states[*i].1.is_none())
                     .filter_map(|i| Some((i, empty(last(i)?))))
@@ -230,8 +258,10 @@ impl<'h> Oracle<'h> {
                 let why = last.and_then(|n| difference(&got.data, &n.data)).unwrap_or_default();
                 return Err(format!("{}: content of no version from {} to {}: {why}", path(), b.data, self.newest));
             }
-            if !any(since(b.attr), &|i, n| named(i, n) && attr(n)) {
-                return Err(format!("{}: attributes of no version from {}: {:?}", path(), b.attr, got.stat));
+            if !any(since(b.attr), &|i, n| named(i, n) && attr(i, n)) {
+                let last = states.iter().rev().find_map(|(_, n)| *n);
+                let why = last.and_then(|n| n.times.differ(got.times)).unwrap_or_default();
+                return Err(format!("{}: attributes of no version from {}: {:?} {why}", path(), b.attr, got.stat));
             }
             if !exchanged && !any(since(b.links), &|i, n| links(i, n, named_at_bound)) {
                 let names: Vec<String> = got.links.iter().map(|(k, n)| format!("{:?}/{}", k.0, show(n))).collect();
@@ -241,7 +271,8 @@ impl<'h> Oracle<'h> {
             // A directory's record does not hold its entries, and its ancestors' records may be older: no joint version.
             // A name that another object took, and with it was synced, may be gone from an otherwise older version: the
             // rename onto it is durable with the newcomer, what was written to the victim before is not.
-            if !dir && !any(0, &|i, n| named(i, n) && data(i, n) && attr(n) && (links(i, n, false) || exchanged)) {
+            let of_one = |i: usize, n: &Node| attr(i, n) && (links(i, n, false) || exchanged);
+            if !dir && !any(0, &|i, n| named(i, n) && of_one(i, n) && (data(i, n) || late(i, n))) {
                 return Err(format!("{}: content, attributes and names are of different versions", path()));
             }
             if in_place && !dir {
@@ -286,6 +317,29 @@ impl<'h> Oracle<'h> {
             }
         }
         out
+    }
+
+    /// Whether an fdatasync of the file was under way or is done: where it overwrites blocks, times may be older.
+    fn datasynced(&self, ino: Ino) -> bool {
+        let synced = |s: &Step| matches!(s.sync, Some(Synced::One { ino: i, data_only: true }) if i == ino);
+        self.history.overwrites && self.history.steps()[..self.newest].iter().any(synced)
+    }
+
+    /// Whether all but content and names is as of that version. A directory in which recovery mended a link has the time
+    /// of that.
+    fn same_attributes(&self, got: &SeenNode, n: &Node) -> bool {
+        let (s, t) = (&got.stat, got.times);
+        let mended = s.kind == braidfs::FileKind::Dir
+            && t.mtime == t.ctime
+            && t.mtime.is_some_and(|t| self.history.ended <= t && t <= peek_clock());
+        let mut want = n.times;
+        if mended {
+            want.forget_changes();
+        }
+        (s.kind, s.mode, s.uid, s.gid, s.rdev) == (n.kind, n.mode, n.uid, n.gid, n.rdev)
+            && got.target == n.target
+            && got.xattrs == n.xattrs
+            && want.differ(t).is_none()
     }
 
     fn has_name(&self, got: &SeenNode, (parent, name): &Link) -> bool {
@@ -387,7 +441,7 @@ impl<'h> Oracle<'h> {
                 (Some(g), Some(n)) => {
                     !n.links.is_empty()
                         && (in_place || g.data == n.data)
-                        && same_attributes(g, n)
+                        && self.same_attributes(g, n)
                         && (exchanged || self.same_links(seen, ino, g, n, &[], false))
                 }
             };
@@ -469,14 +523,6 @@ impl<'h> Oracle<'h> {
         }
         Ok(())
     }
-}
-
-fn same_attributes(got: &SeenNode, n: &Node) -> bool {
-    let s = &got.stat;
-    (s.kind, s.mode, s.uid, s.gid, s.rdev) == (n.kind, n.mode, n.uid, n.gid, n.rdev)
-        && got.target == n.target
-        && got.xattrs == n.xattrs
-        && (n.mtime.is_none() || got.mtime == n.mtime)
 }
 
 /// Whether nothing but content and times can differ, and the content has one size.

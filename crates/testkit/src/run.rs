@@ -4,12 +4,12 @@
 
 use crate::generate::{Generator, Profile};
 use crate::history::{History, Synced};
-use crate::model::{self, Ino, Model};
+use crate::model::{self, Ino, Model, Times};
 use crate::ops::{At, Op, Out, SLOTS, Slots, is_refused, perform, same_answer, to_rust, walk_path};
 use crate::oracle::Oracle;
 use crate::quota;
 use crate::states::{self, CrashState, Log};
-use crate::subject::{Key, OnVolume};
+use crate::subject::{Key, OnVolume, stat_of};
 use crate::walk::{ROOT_KEY, Seen, fsck, walk};
 use braidfs::{AtimeMode, DataMode, Error, MkfsOptions, MountOptions, Overwrite, Placement, Timestamp, Volume, mkfs};
 use braidfs_device::{Device, Image, MemDevice, RecordDevice};
@@ -22,21 +22,37 @@ use std::time::Duration;
 
 /// A clock that counts its readings, so that no two changes have the same time and no run depends on the real one.
 pub fn test_clock() -> Timestamp {
-    static TICKS: AtomicI64 = AtomicI64::new(0);
-    let t = match OWN_CLOCK.get() {
+    time_of(reading())
+}
+
+/// Readings of the clock of all threads that have none of their own.
+static TICKS: AtomicI64 = AtomicI64::new(0);
+
+/// Readings in a tick of [`coarse_clock`].
+const TICK: i64 = 4;
+
+fn reading() -> i64 {
+    match OWN_CLOCK.get() {
         Some(t) => {
             OWN_CLOCK.set(Some(t + 1));
             t
         }
         None => TICKS.fetch_add(1, Ordering::Relaxed),
-    };
-    Timestamp { sec: 1_700_000_000 + t / 1000, nsec: (t % 1000) as u32 * 1_000_000 }
+    }
+}
+
+fn time_of(reading: i64) -> Timestamp {
+    Timestamp { sec: 1_700_000_000 + reading / 1000, nsec: (reading % 1000) as u32 * 1_000_000 }
 }
 
 /// [`test_clock`] with ticks, as a kernel's coarse clock has them: some changes have the same time.
 pub fn coarse_clock() -> Timestamp {
-    let Timestamp { sec, nsec } = test_clock();
-    Timestamp { sec, nsec: nsec / 4_000_000 * 4_000_000 }
+    time_of(reading() / TICK * TICK)
+}
+
+/// What [`coarse_clock`] tells next. Does not count as a reading.
+pub fn peek_clock() -> Timestamp {
+    time_of(OWN_CLOCK.get().unwrap_or_else(|| TICKS.load(Ordering::Relaxed)) / TICK * TICK)
 }
 
 thread_local!(static OWN_CLOCK: Cell<Option<i64>> = const { Cell::new(None) });
@@ -232,14 +248,24 @@ pub(crate) fn guarded<T>(f: impl FnOnce() -> T) -> Result<T, String> {
     })
 }
 
+/// Times of inodes of the model, from the volume.
+fn times_of<'a>(vol: &'a Volume, keys: &'a BTreeMap<Ino, Key>) -> impl FnMut(Ino) -> Result<Times, String> + 'a {
+    |ino| {
+        let key = keys.get(&ino).ok_or_else(|| format!("inode {ino} of the model has no key"))?;
+        vol.getattr(key.0).map(|a| Times::of(&a)).map_err(|e| format!("{key:?}: {e}"))
+    }
+}
+
 impl Runner {
-    /// Mounts a volume that equals `model`.
+    /// Mounts a volume that equals `model`, which learns the times that it does not know.
     ///
     /// # Errors
     /// Of the mount.
     pub fn new(setup: &Setup, image: Image, model: Model, keys: BTreeMap<Ino, Key>) -> Result<Self, String> {
         let device = Arc::new(RecordDevice::new(image));
         let vol = mount(&[device.clone() as Arc<dyn Device>], setup)?;
+        let mut model = model;
+        model.learn(&mut times_of(&vol, &keys), &|_| true)?;
         let mut history = History::new(model.clone(), keys.clone(), setup.overwrites());
         history.domains = keys.iter().filter_map(|(i, k)| Some((*i, vol.domain_of(k.0).ok()?))).collect();
         Ok(Self {
@@ -297,7 +323,9 @@ impl Runner {
         }
         let vol = self.vol.as_ref().ok_or("not mounted")?;
         let slots = &mut self.on_volume;
-        let got = guarded(|| perform(&mut OnVolume(vol), slots, op)).map_err(|e| format!("{}: {e}", to_rust(op)))?;
+        let began = peek_clock();
+        let got =
+            guarded(|| perform(&mut OnVolume::alone(vol), slots, op)).map_err(|e| format!("{}: {e}", to_rust(op)))?;
         self.stats.ops += 1;
         if matches!(got, Err(Error::NoSpace)) {
             self.stats.full += 1;
@@ -332,7 +360,32 @@ impl Runner {
             (Err(_), _) => self.stats.errors += 1,
             _ => {}
         }
+        self.check_times(op, began).map_err(|e| format!("{}: {e}", to_rust(op)))?;
         self.history.push(op, &self.model, self.device.log_len(), sync);
+        Ok(())
+    }
+
+    /// What the operation, which began at `began`, changes has times of its own now, which the model learns; of what it
+    /// names nothing else has changed.
+    fn check_times(&mut self, op: &Op, began: Timestamp) -> Result<(), String> {
+        let vol = self.vol.as_ref().ok_or("not mounted")?;
+        let ended = peek_clock();
+        self.model.learn(&mut times_of(vol, &self.keys), &|t| began <= t && t <= ended)?;
+        let mut inos: BTreeSet<Ino> = self.on_model.iter().flatten().copied().collect();
+        for path in op.paths() {
+            inos.extend([path, path.split().0].into_iter().filter_map(|p| walk_path(&mut self.model, p).ok()));
+        }
+        for ino in inos {
+            let (Some(key), Some(node)) = (self.keys.get(&ino), self.model.node(ino)) else { continue };
+            let (stat, times) = vol.getattr(key.0).map(|a| stat_of(&a)).map_err(|e| format!("{key:?}: {e}"))?;
+            let want = self.model.stat(ino).map_err(|e| e.to_string())?;
+            if stat != want {
+                return Err(format!("afterwards {key:?} is {stat:?}, model {want:?}"));
+            }
+            if let Some(d) = node.times.differ(times) {
+                return Err(format!("afterwards {key:?} has {d}"));
+            }
+        }
         Ok(())
     }
 

@@ -1,10 +1,10 @@
 //! The two [`Subject`]s: the model, and a mounted volume.
 
-use crate::model::{self, Ino, Model};
+use crate::model::{self, Ino, Model, Times};
 use crate::ops::Subject;
 use braidfs::{
-    Attr, Cred, Error, FallocMode, FileKind, InodeNo, NewNode, OpenFile, RenameMode, Result, SetAttr, Timestamp,
-    Volume, XattrMode,
+    Attr, Cred, DirEntry, Error, FallocMode, FileKind, InodeNo, NewNode, OpenFile, RenameMode, Result, SetAttr, Volume,
+    XattrMode,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,8 +21,8 @@ impl Subject for Model {
     fn lookup(&mut self, dir: Ino, name: &[u8]) -> Result<Ino> {
         Model::lookup(self, dir, name)
     }
-    fn stat(&mut self, id: Ino) -> Result<(model::Stat, Option<Timestamp>)> {
-        Ok((Model::stat(self, id)?, self.node(id).and_then(|n| n.mtime)))
+    fn stat(&mut self, id: Ino) -> Result<(model::Stat, Times)> {
+        Ok((Model::stat(self, id)?, self.node(id).map(|n| n.times).unwrap_or_default()))
     }
     fn create(&mut self, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Ino> {
         Model::create(self, dir, name, new)
@@ -111,13 +111,13 @@ impl Subject for Model {
 /// An inode of a volume: number and generation, so that a number used again is another inode.
 pub type Key = (InodeNo, u32);
 
-/// What the model knows of an inode's attributes, and the modification time.
-pub fn stat_of(a: &Attr) -> (model::Stat, Option<Timestamp>) {
+/// What the model knows of an inode's attributes, and the times.
+pub fn stat_of(a: &Attr) -> (model::Stat, Times) {
     let kind = a.kind();
     let size = if matches!(kind, FileKind::File | FileKind::Symlink) { a.size } else { 0 };
     let rdev = if matches!(kind, FileKind::Char | FileKind::Block) { a.rdev } else { 0 };
     let stat = model::Stat { kind, mode: a.mode & 0o7777, uid: a.uid, gid: a.gid, rdev, nlink: a.nlink, size };
-    (stat, Some(a.mtime))
+    (stat, Times::of(a))
 }
 
 /// Extended attributes but those that a volume tells of itself.
@@ -149,9 +149,103 @@ pub fn names(v: &Volume, dir: InodeNo) -> Result<BTreeSet<Vec<u8>>> {
     }
 }
 
+/// An entry of a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Inode that it names.
+    pub key: Key,
+    /// Type of that inode.
+    pub kind: FileKind,
+    name: Vec<u8>,
+    next: u64,
+}
+
+impl Entry {
+    fn of(e: &DirEntry<'_>) -> Self {
+        Self { key: (e.ino, e.generation), kind: e.kind, name: e.name.to_vec(), next: e.next }
+    }
+
+    /// Whether it names the inode of these attributes.
+    pub fn names(&self, a: &Attr) -> bool {
+        (self.key, self.kind) == ((a.ino, a.generation), a.kind())
+    }
+}
+
+/// Everything in a directory but `.` and `..`, by name, and what `..` names. Checked: `.` and `..` are in front, no name
+/// comes twice, and who stops anywhere and goes on from there finds the same, with attributes or without.
+///
+/// # Errors
+/// Of the volume, or [`Error::Invalid`] with what is wrong.
+pub fn listing(v: &Volume, dir: InodeNo) -> Result<(BTreeMap<Vec<u8>, Entry>, InodeNo)> {
+    let mut all = Vec::new();
+    v.readdir(dir, 0, &mut |e| {
+        all.push(Entry::of(&e));
+        true
+    })?;
+    let mut rng = fastrand::Rng::with_seed(dir.0 ^ all.last().map_or(0, |e| e.next));
+    let (mut again, mut at) = (Vec::new(), 0);
+    loop {
+        let mut most = rng.usize(1..all.len() + 2);
+        let mut each = |e: &DirEntry<'_>| {
+            let takes = most > 0;
+            most = most.saturating_sub(1);
+            if takes {
+                again.push(Entry::of(e));
+            }
+            takes
+        };
+        if rng.bool() {
+            v.readdir(dir, at, &mut |e| each(&e))?;
+        } else {
+            v.readdir_plus(dir, at, &mut |e, _| each(&e))?;
+        }
+        if most > 0 {
+            break;
+        }
+        at = again.last().map_or(0, |e| e.next);
+    }
+    if all != again {
+        return Err(Error::Invalid("readdir gives something else where it goes on"));
+    }
+    let [dot, up, rest @ ..] = &all[..] else { return Err(Error::Invalid("readdir gives no . and ..")) };
+    if (&dot.name[..], dot.key.0, &up.name[..]) != (b".", dir, b"..") {
+        return Err(Error::Invalid("readdir does not begin with . and .."));
+    }
+    let by_name: BTreeMap<Vec<u8>, Entry> = rest.iter().map(|e| (e.name.clone(), e.clone())).collect();
+    match by_name.len() == rest.len() && !by_name.contains_key(&b"."[..]) && !by_name.contains_key(&b".."[..]) {
+        true => Ok((by_name, up.key.0)),
+        false => Err(Error::Invalid("readdir gives a name twice")),
+    }
+}
+
 /// A volume as a subject. Borrows: the volume can still be unmounted.
 #[derive(Clone, Copy)]
-pub struct OnVolume<'v>(pub &'v Volume);
+pub struct OnVolume<'v> {
+    vol: &'v Volume,
+    alone: bool,
+}
+
+impl<'v> OnVolume<'v> {
+    /// That only this subject changes: what a call tells of an inode is at once compared with what others tell. A
+    /// difference is a panic.
+    pub fn alone(vol: &'v Volume) -> Self {
+        Self { vol, alone: true }
+    }
+
+    /// That others change at the same time.
+    pub fn among_others(vol: &'v Volume) -> Self {
+        Self { vol, alone: false }
+    }
+
+    /// Attributes that a call has returned.
+    fn returned(&self, what: &str, a: Attr) -> Result<Key> {
+        if self.alone {
+            let now = self.vol.getattr(a.ino)?;
+            assert_eq!(a, now, "{what} returns other attributes than getattr");
+        }
+        Ok((a.ino, a.generation))
+    }
+}
 
 impl Subject for OnVolume<'_> {
     type Id = Key;
@@ -164,100 +258,122 @@ impl Subject for OnVolume<'_> {
         (file.0.ino(), file.1)
     }
     fn lookup(&mut self, dir: Key, name: &[u8]) -> Result<Key> {
-        self.0.lookup(dir.0, name).map(|a| (a.ino, a.generation))
+        self.vol.lookup(dir.0, name).and_then(|a| self.returned("lookup", a))
     }
-    fn stat(&mut self, id: Key) -> Result<(model::Stat, Option<Timestamp>)> {
-        self.0.getattr(id.0).map(|a| stat_of(&a))
+    fn stat(&mut self, id: Key) -> Result<(model::Stat, Times)> {
+        self.vol.getattr(id.0).map(|a| stat_of(&a))
     }
     fn create(&mut self, dir: Key, name: &[u8], new: &NewNode<'_>) -> Result<Key> {
-        self.0.create(dir.0, name, new, &Cred::root()).map(|a| (a.ino, a.generation))
+        let made = self.vol.create(dir.0, name, new, &Cred::root()).and_then(|a| self.returned("create", a))?;
+        if self.alone {
+            assert_eq!(self.lookup(dir, name)?, made, "lookup finds something else than create has made");
+        }
+        Ok(made)
     }
     fn tmpfile(&mut self, dir: Key, new: &NewNode<'_>) -> Result<(Key, Self::File)> {
-        self.0.tmpfile(dir.0, new, &Cred::root()).map(|(a, f)| ((a.ino, a.generation), (f, a.generation)))
+        let (a, f) = self.vol.tmpfile(dir.0, new, &Cred::root())?;
+        self.returned("tmpfile", a).map(|key| (key, (f, key.1)))
     }
     fn link(&mut self, id: Key, dir: Key, name: &[u8]) -> Result<()> {
-        self.0.link(id.0, dir.0, name).map(|_| ())
+        let named = self.vol.link(id.0, dir.0, name).and_then(|a| self.returned("link", a))?;
+        if self.alone {
+            assert_eq!(self.lookup(dir, name)?, named, "lookup finds something else than was linked");
+        }
+        Ok(())
     }
     fn unlink(&mut self, dir: Key, name: &[u8]) -> Result<()> {
-        self.0.unlink(dir.0, name)
+        self.vol.unlink(dir.0, name)
     }
     fn rmdir(&mut self, dir: Key, name: &[u8]) -> Result<()> {
-        self.0.rmdir(dir.0, name)
+        self.vol.rmdir(dir.0, name)
     }
     fn rename(&mut self, a: Key, n: &[u8], b: Key, m: &[u8], mode: RenameMode) -> Result<()> {
-        self.0.rename(a.0, n, b.0, m, mode)
+        self.vol.rename(a.0, n, b.0, m, mode)
     }
     fn readlink(&mut self, id: Key) -> Result<Vec<u8>> {
-        self.0.readlink(id.0)
+        self.vol.readlink(id.0)
     }
     fn readdir(&mut self, dir: Key) -> Result<BTreeSet<Vec<u8>>> {
-        names(self.0, dir.0)
+        if !self.alone {
+            return names(self.vol, dir.0);
+        }
+        let (entries, _) = listing(self.vol, dir.0)?;
+        for (name, e) in &entries {
+            let a = self.vol.lookup(dir.0, name)?;
+            assert!(e.names(&a), "readdir gives {e:?}, lookup {a:?}");
+        }
+        self.vol.readdir_plus(dir.0, 0, &mut |e, a| {
+            let told = a.map(|a| self.vol.getattr(a.ino).is_ok_and(|now| now == *a && Entry::of(&e).names(a)));
+            assert_ne!(told, Some(false), "readdir_plus gives {e:?} with {a:?}");
+            true
+        })?;
+        Ok(entries.into_keys().collect())
     }
     fn open(&mut self, id: Key) -> Result<Self::File> {
-        self.0.open(id.0).map(|f| (f, id.1))
+        self.vol.open(id.0).map(|f| (f, id.1))
     }
     fn close(&mut self, file: Self::File) {
         drop(file);
     }
     fn read(&mut self, file: &Self::File, off: u64, len: usize) -> Result<Vec<u8>> {
         let mut buf = vec![0xa5; len];
-        let n = self.0.read(&file.0, off, &mut buf)?;
+        let n = self.vol.read(&file.0, off, &mut buf)?;
         buf.truncate(n);
         Ok(buf)
     }
     fn write(&mut self, file: &Self::File, off: u64, data: &[u8]) -> Result<usize> {
-        self.0.write(&file.0, off, data)
+        self.vol.write(&file.0, off, data)
     }
     fn append(&mut self, file: &Self::File, data: &[u8]) -> Result<u64> {
-        self.0.append(&file.0, data)
+        self.vol.append(&file.0, data)
     }
     fn fallocate(&mut self, file: &Self::File, mode: FallocMode, off: u64, len: u64) -> Result<()> {
-        self.0.fallocate(&file.0, mode, off, len)
+        self.vol.fallocate(&file.0, mode, off, len)
     }
     fn seek(&mut self, file: &Self::File, off: u64, hole: bool) -> Result<u64> {
-        self.0.seek(&file.0, off, hole)
+        self.vol.seek(&file.0, off, hole)
     }
     fn copy_range(&mut self, a: &Self::File, off: u64, b: &Self::File, to: u64, len: u64) -> Result<u64> {
-        self.0.copy_range(&a.0, off, &b.0, to, len)
+        self.vol.copy_range(&a.0, off, &b.0, to, len)
     }
     fn setattr(&mut self, id: Key, set: &SetAttr) -> Result<()> {
-        self.0.setattr(id.0, set).map(|_| ())
+        self.vol.setattr(id.0, set).and_then(|a| self.returned("setattr", a)).map(drop)
     }
     fn setxattr(&mut self, id: Key, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
-        self.0.setxattr(id.0, name, value, mode)
+        self.vol.setxattr(id.0, name, value, mode)
     }
     fn getxattr(&mut self, id: Key, name: &[u8]) -> Result<Vec<u8>> {
-        self.0.getxattr(id.0, name)
+        self.vol.getxattr(id.0, name)
     }
     fn listxattr(&mut self, id: Key) -> Result<BTreeSet<Vec<u8>>> {
-        Ok(self.0.listxattr(id.0)?.into_iter().filter(|n| !n.starts_with(b"braidfs.")).collect())
+        Ok(self.vol.listxattr(id.0)?.into_iter().filter(|n| !n.starts_with(b"braidfs.")).collect())
     }
     fn removexattr(&mut self, id: Key, name: &[u8]) -> Result<()> {
-        self.0.removexattr(id.0, name)
+        self.vol.removexattr(id.0, name)
     }
     fn fsync(&mut self, id: Key, data_only: bool) -> Result<()> {
         if data_only {
             // of several files, none of which may wait: the same but for that
-            return self.0.fsync_files(&[(id.0, true)]).pop().unwrap_or(Ok(()));
+            return self.vol.fsync_files(&[(id.0, true)]).pop().unwrap_or(Ok(()));
         }
-        self.0.fsync(id.0, false)
+        self.vol.fsync(id.0, false)
     }
     fn sync(&mut self) -> Result<()> {
-        self.0.sync()
+        self.vol.sync()
     }
     fn trim(&mut self) -> Result<()> {
-        self.0.trim(0..u64::MAX, 0).map(drop)
+        self.vol.trim(0..u64::MAX, 0).map(drop)
     }
     fn clean(&mut self) -> Result<()> {
-        self.0.clean(1).map(drop)
+        self.vol.clean(1).map(drop)
     }
     fn defragment(&mut self, file: &Self::File, commit: bool) -> Result<()> {
         let ino = file.0.ino();
         let done =
-            if commit { self.0.defragment(ino, 0).map(drop) } else { self.0.defragment_uncommitted(ino).map(drop) };
+            if commit { self.vol.defragment(ino, 0).map(drop) } else { self.vol.defragment_uncommitted(ino).map(drop) };
         if matches!(done, Err(Error::NoSpace)) { Ok(()) } else { done }
     }
     fn commit(&mut self, id: Key, checkpoint: bool) -> Result<()> {
-        self.0.commit_domain(self.0.domain_of(id.0)?, checkpoint)
+        self.vol.commit_domain(self.vol.domain_of(id.0)?, checkpoint)
     }
 }

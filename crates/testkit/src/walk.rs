@@ -1,13 +1,14 @@
 //! Reads a whole volume into memory, checking what any tree must be, and compares it with the model.
 //!
-//! The walk itself finds: names given twice, entries that do not resolve or resolve to something else, directories
-//! reached twice (a loop or a second link), link counts that are not the number of names.
+//! The walk itself finds: names given twice, entries that do not resolve or resolve to something else, listings that give
+//! something else where they go on in the middle, a `..` that leads elsewhere, directories reached twice (a loop or a second
+//! link), link counts that are not the number of names.
 
-use crate::model::{self, Ino, Link, Model, Node};
+use crate::model::{self, Ino, Link, Model, Node, Times};
 use crate::sparse::{PAGE, Sparse};
-use crate::subject::{Key, names, stat_of, xattrs};
+use crate::subject::{Key, listing, stat_of, xattrs};
 use braidfs::device::Device;
-use braidfs::{Error, FileKind, InodeNo, Timestamp, Volume};
+use braidfs::{Error, FileKind, InodeNo, Volume};
 use braidfs_check::{FsckOptions, check};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,8 +21,8 @@ pub const ROOT_KEY: Key = (InodeNo::ROOT, 0);
 pub struct SeenNode {
     /// What stat(2) tells, but for times.
     pub stat: model::Stat,
-    /// Modification time of what is no directory.
-    pub mtime: Option<Timestamp>,
+    /// Times.
+    pub times: Times,
     /// Values by name.
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Content of a regular file.
@@ -78,11 +79,11 @@ fn read_file(v: &Volume, ino: InodeNo, size: u64) -> Result<Sparse, Error> {
 }
 
 fn read_node(v: &Volume, key: Key) -> Result<SeenNode, Error> {
-    let (stat, mtime) = stat_of(&v.getattr(key.0)?);
+    let (stat, times) = stat_of(&v.getattr(key.0)?);
     let xattrs = xattrs(v, key.0)?;
     let data = if stat.kind == FileKind::File { read_file(v, key.0, stat.size)? } else { Sparse::default() };
     let target = if stat.kind == FileKind::Symlink { v.readlink(key.0)? } else { Vec::new() };
-    Ok(SeenNode { stat, mtime, xattrs, data, target, entries: BTreeMap::new(), links: BTreeSet::new() })
+    Ok(SeenNode { stat, times, xattrs, data, target, entries: BTreeMap::new(), links: BTreeSet::new() })
 }
 
 /// Reads the volume.
@@ -95,13 +96,21 @@ pub fn walk(v: &Volume) -> Result<Seen, String> {
     let mut nodes = BTreeMap::from([(ROOT_KEY, root)]);
     let mut dirs = vec![(ROOT_KEY, Vec::new())];
     while let Some((dir, path)) = dirs.pop() {
-        for name in names(v, dir.0).map_err(|e| fail(&path, "readdir", e))? {
+        let (entries, up) = listing(v, dir.0).map_err(|e| fail(&path, "readdir", e))?;
+        let parent = nodes.get(&dir).and_then(|n| n.links.first()).map_or(InodeNo::ROOT, |(parent, _)| parent.0);
+        if up != parent {
+            return Err(format!("/{}: .. is {up}, not {parent}", show(&path)));
+        }
+        for (name, entry) in entries {
             let mut child_path = path.clone();
             if !child_path.is_empty() {
                 child_path.push(b'/');
             }
             child_path.extend_from_slice(&name);
             let a = v.lookup(dir.0, &name).map_err(|e| fail(&child_path, "in readdir, but lookup", e))?;
+            if !entry.names(&a) {
+                return Err(format!("/{}: {entry:?} in readdir, but lookup gives {a:?}", show(&child_path)));
+            }
             let key = if a.ino == InodeNo::ROOT { ROOT_KEY } else { (a.ino, a.generation) };
             let link = (dir, name.clone());
             if let Some(n) = nodes.get_mut(&dir) {
@@ -170,7 +179,7 @@ impl Seen {
                 uid: n.stat.uid,
                 gid: n.stat.gid,
                 rdev: n.stat.rdev,
-                mtime: n.mtime,
+                times: n.times,
                 xattrs: n.xattrs.clone(),
                 data: n.data.clone(),
                 target: n.target.clone(),
@@ -205,8 +214,8 @@ impl Seen {
             if got.stat != stat {
                 return Err(format!("{}: volume {:?}, model {stat:?}", path(), got.stat));
             }
-            if want.mtime.is_some() && got.mtime != want.mtime {
-                return Err(format!("{}: mtime {:?}, model {:?}", path(), got.mtime, want.mtime));
+            if let Some(d) = want.times.differ(got.times) {
+                return Err(format!("{}: {d}", path()));
             }
             if got.xattrs != want.xattrs {
                 let list = |x: &BTreeMap<Vec<u8>, Vec<u8>>| {

@@ -6,7 +6,7 @@
 
 use braidfs::{Error, FallocMode, FileKind, NewNode, RenameMode, Result, SetAttr, SetTime, Timestamp, XattrMode};
 use braidfs_testkit::generate::{Generator, Profile};
-use braidfs_testkit::model::{Model, Stat};
+use braidfs_testkit::model::{Model, Stat, Times};
 use braidfs_testkit::ops::{At, Op, Out, Slots, Subject, is_refused, perform, same_answer, to_rust, walk_path};
 use braidfs_vfs::{FileSystem, Kernel, OpenHow};
 use rustix::fs::{self, AtFlags, CWD, Mode, OFlags, RenameFlags, XattrFlags};
@@ -78,13 +78,14 @@ impl Subject for Host {
         let fd = fs::openat(&self.held[&dir], name, flags, Mode::empty()).map_err(error)?;
         self.hold(fd)
     }
-    fn stat(&mut self, id: u64) -> Result<(Stat, Option<Timestamp>)> {
+    fn stat(&mut self, id: u64) -> Result<(Stat, Times)> {
         let s = fs::fstat(&self.held[&id]).map_err(error)?;
         let kind = FileKind::from_mode(s.st_mode).ok_or(Error::Stale)?;
         let size = if matches!(kind, FileKind::File | FileKind::Symlink) { s.st_size as u64 } else { 0 };
         let (mode, nlink) = (s.st_mode & 0o7777, s.st_nlink as u32);
         let stat = Stat { kind, mode, uid: s.st_uid, gid: s.st_gid, rdev: s.st_rdev, nlink, size };
-        Ok((stat, Some(Timestamp { sec: s.st_mtime as i64, nsec: s.st_mtime_nsec as u32 })))
+        let mtime = Some(Timestamp { sec: s.st_mtime as i64, nsec: s.st_mtime_nsec as u32 });
+        Ok((stat, Times { mtime, ..Times::default() }))
     }
     fn create(&mut self, dir: u64, name: &[u8], new: &NewNode<'_>) -> Result<u64> {
         let (at, path) = (&self.held[&dir], c(name)?);

@@ -82,7 +82,7 @@ fn recovered(image: &Image, threads: usize) -> (Seen, Vec<u64>) {
     let v = mount(std::slice::from_ref(&d), &setup).unwrap();
     let mut seen = walk(&v).unwrap();
     // a link that is mended touches its directory, by the clock of whoever mends
-    seen.nodes.values_mut().filter(|n| n.stat.kind == FileKind::Dir).for_each(|n| n.mtime = None);
+    seen.nodes.values_mut().filter(|n| n.stat.kind == FileKind::Dir).for_each(|n| n.times.forget_changes());
     let s = v.statfs();
     let mut used = vec![s.blocks, s.inodes, s.inodes_free];
     used.extend(v.domains().iter().flat_map(|d| [u64::from(d.groups), d.free, d.inodes_free]));

@@ -183,9 +183,12 @@ pub fn same_tree(a: &Seen, b: &Seen) -> Result<(), String> {
         let Some(y) = b.nodes.get(key) else { return Err(format!("{} is gone", a.path(*key))) };
         let mut y = y.clone();
         // Relinking a lost entry may touch its directory.
-        y.mtime = if x.stat.kind == FileKind::Dir { x.mtime } else { y.mtime };
+        if x.stat.kind == FileKind::Dir {
+            (y.times.mtime, y.times.ctime) = (x.times.mtime, x.times.ctime);
+        }
         if *x != y {
-            return Err(format!("{}: {:?}, then {:?}", a.path(*key), x.stat, y.stat));
+            let times = x.times.differ(y.times).unwrap_or_default();
+            return Err(format!("{}: {:?}, then {:?} {times}", a.path(*key), x.stat, y.stat));
         }
     }
     Ok(())

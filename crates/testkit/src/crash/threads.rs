@@ -262,7 +262,7 @@ fn threads(vol: &Volume, device: &RecordDevice, lists: &[Vec<Op>], seed: u64) ->
             for op in ops {
                 let count = || done.lock().unwrap_or_else(PoisonError::into_inner).len();
                 let (after, begin) = (count(), device.log_len());
-                let got = perform(&mut OnVolume(vol), &mut slots, &op);
+                let got = perform(&mut OnVolume::among_others(vol), &mut slots, &op);
                 let log = (begin, device.log_len());
                 done.lock().unwrap_or_else(PoisonError::into_inner).push(Done { thread, op, after, log, got });
                 schedule::point();

@@ -59,7 +59,7 @@ pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
 }
 
 fn read_entry(v: &Volume, ino: InodeNo) -> Result<Entry> {
-    let (mut stat, mtime) = stat_of(&v.getattr(ino)?);
+    let (mut stat, times) = stat_of(&v.getattr(ino)?);
     let xattrs = xattrs(v, ino)?;
     let data = match stat.kind {
         FileKind::File if stat.size > LONGEST => return Err(Error::TooBig),
@@ -79,7 +79,7 @@ fn read_entry(v: &Volume, ino: InodeNo) -> Result<Entry> {
         // follows from the names, and a repair may change it
         stat.nlink = 0;
     }
-    Ok(Entry { ino: ino.0, domain: v.domain_of(ino)?.0, stat, mtime: mtime.filter(|_| !dir), xattrs, data })
+    Ok(Entry { ino: ino.0, domain: v.domain_of(ino)?.0, stat, mtime: times.mtime.filter(|_| !dir), xattrs, data })
 }
 
 /// Reads everything.
