@@ -5,6 +5,7 @@
 
 use crate::model::{Ino, Model};
 use crate::ops::{At, Op, P, SLOTS};
+use braidfs::format::inode::{APPEND, IMMUTABLE, NOATIME, NOCOW};
 use braidfs::{FallocMode, FileKind, RenameMode, XattrMode};
 
 /// What to generate.
@@ -24,6 +25,9 @@ pub struct Profile {
     pub names: bool,
     /// Of 1000 operations, this many are commits of one domain alone.
     pub commits: u32,
+    /// Also flags (`chattr`), and other times than those of content. What is immutable or append-only gets many operations,
+    /// and soon it is neither any more.
+    pub flags: bool,
     /// Many writes are of whole or part blocks that are there, with an fsync at once; the cleaner works now and then.
     pub rewrites: bool,
 }
@@ -38,6 +42,7 @@ impl Default for Profile {
             slots: true,
             names: false,
             commits: 0,
+            flags: false,
             rewrites: false,
         }
     }
@@ -53,6 +58,8 @@ pub struct Generator {
     writes: u32,
     /// What comes next.
     then: Option<Op>,
+    /// What a flag guards, and how many operations more.
+    guarded: Option<(P, u32)>,
     /// Directory below which everything happens (of a thread of its own); empty: the root.
     pub top: P,
 }
@@ -60,7 +67,14 @@ pub struct Generator {
 impl Generator {
     /// The same seed and the same models give the same operations.
     pub fn new(seed: u64, profile: Profile) -> Self {
-        Self { rng: fastrand::Rng::with_seed(seed), profile, then: None, writes: (seed as u32) << 20, top: P("") }
+        Self {
+            rng: fastrand::Rng::with_seed(seed),
+            profile,
+            then: None,
+            guarded: None,
+            writes: (seed as u32) << 20,
+            top: P(""),
+        }
     }
 
     fn name(&mut self) -> String {
@@ -138,6 +152,11 @@ impl Generator {
         if self.rng.u8(..12) == 0 {
             return self.new_path(t);
         }
+        if let Some((path, _)) = self.guarded
+            && self.rng.u8(..3) == 0
+        {
+            return path;
+        }
         let of_kind: Vec<P> =
             t.all.iter().filter(|(p, k)| *p != self.top && kind.is_none_or(|w| w == *k)).map(|(p, _)| *p).collect();
         self.rng.choice(of_kind).unwrap_or_else(|| self.new_path(t))
@@ -145,7 +164,10 @@ impl Generator {
 
     /// A path that may exist, or not; its directory does.
     fn new_path(&mut self, t: &Tree) -> P {
-        let dir = self.rng.choice(&t.dirs).copied().unwrap_or(self.top);
+        let dir = match self.guarded {
+            Some((path, _)) if self.rng.u8(..3) == 0 => path,
+            _ => self.rng.choice(&t.dirs).copied().unwrap_or(self.top),
+        };
         dir.join(&self.name())
     }
 
@@ -167,6 +189,14 @@ impl Generator {
             return op;
         }
         let t = &self.tree(model);
+        if self.profile.flags {
+            if let Some(op) = self.guard(t, model) {
+                return op;
+            }
+            if self.rng.u8(..16) == 0 {
+                return self.flags(t);
+            }
+        }
         let syncs = self.profile.syncs;
         match self.rng.u32(..1000) {
             n if n < syncs => {
@@ -312,6 +342,43 @@ impl Generator {
             }
             9..11 => Op::RemoveXattr { path, name },
             _ => Op::GetXattr { path, name },
+        }
+    }
+
+    /// Takes the flags off what has been guarded for long enough.
+    fn guard(&mut self, t: &Tree, model: &Model) -> Option<Op> {
+        self.guarded = match self.guarded {
+            Some((path, more)) if more > 0 => Some((path, more - 1)),
+            _ => {
+                // it may have moved meanwhile, with a directory above
+                let is = |p: P| {
+                    let ino = crate::ops::walk_path(&mut model.clone(), p).ok();
+                    ino.and_then(|i| model.node(i)).is_some_and(crate::model::Node::is_guarded)
+                };
+                if let Some((path, _)) = t.all.iter().find(|(p, _)| is(*p)) {
+                    return Some(Op::SetFlags { path: *path, flags: 0 });
+                }
+                None
+            }
+        };
+        None
+    }
+
+    fn flags(&mut self, t: &Tree) -> Op {
+        match self.rng.u8(..12) {
+            0..3 => Op::SetAtime { path: self.old(t, None), sec: i64::from(self.rng.i32(-2_000_000_000..)) },
+            3..5 => Op::Touch { path: self.old(t, None) },
+            5..8 => {
+                let kind = if self.rng.u8(..3) == 0 { FileKind::Dir } else { FileKind::File };
+                let flags = self.rng.choice([0, NOCOW, NOCOW, NOATIME, NOCOW | NOATIME]).unwrap_or(0);
+                Op::SetFlags { path: self.old(t, Some(kind)), flags }
+            }
+            _ => {
+                let kind = if self.rng.bool() { FileKind::Dir } else { FileKind::File };
+                let path = self.old(t, Some(kind));
+                self.guarded = Some((path, self.rng.u32(2..20)));
+                Op::SetFlags { path, flags: self.rng.choice([APPEND, IMMUTABLE]).unwrap_or(APPEND) }
+            }
         }
     }
 

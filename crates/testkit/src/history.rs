@@ -139,15 +139,6 @@ impl History {
         self.steps.partition_point(|s| s.log <= upto)
     }
 
-    /// Inodes of which blocks may ever have been reserved.
-    pub fn ever_in_place(&self) -> BTreeSet<Key> {
-        (0..=self.steps.len())
-            .flat_map(|v| self.version(v).nodes())
-            .filter(|(_, n)| n.in_place)
-            .filter_map(|(i, _)| self.keys.get(&i).copied())
-            .collect()
-    }
-
     /// Names that the inode lost to inodes of other domains by renames: at which version, to whom. The rename is durable
     /// with the newcomer, so that the victim may have the name again, whatever else happened to it since.
     pub fn lost_names(&self, ino: Ino) -> Vec<(usize, &Link, Ino)> {

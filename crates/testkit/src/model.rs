@@ -6,6 +6,7 @@
 //! tells it what they are then ([`Model::learn`]).
 
 use crate::sparse::Sparse;
+use braidfs::format::inode::{APPEND, IMMUTABLE, NOCOW};
 use braidfs::{Attr, Error, FallocMode, FileKind, NewNode, RenameMode, Result, SetAttr, SetTime, Timestamp, XattrMode};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -43,8 +44,8 @@ pub struct Node {
     pub entries: BTreeMap<Vec<u8>, Ino>,
     /// Its names. A directory but the root has one.
     pub links: BTreeSet<Link>,
-    /// Blocks were reserved by `fallocate`: overwritten in place, so a crash may mix versions of its content.
-    pub in_place: bool,
+    /// Flags of `chattr`, as an inode record has them.
+    pub flags: u32,
     /// O_TMPFILE and never linked: may get its first name.
     pub linkable: bool,
 }
@@ -116,6 +117,8 @@ pub struct Stat {
     pub nlink: u32,
     /// Bytes; 0 for what has no size of its own (directories).
     pub size: u64,
+    /// Flags of `chattr`.
+    pub flags: u32,
 }
 
 /// The file system. Cloning is cheap enough to do it after every operation.
@@ -139,12 +142,36 @@ fn new_node(kind: FileKind, mode: u32) -> Node {
         target: Vec::new(),
         entries: BTreeMap::new(),
         links: BTreeSet::new(),
-        in_place: false,
+        flags: 0,
         linkable: false,
     }
 }
 
 impl Node {
+    /// Whether its blocks are overwritten in place, so that a crash may mix versions of its content: by `chattr +C`, or
+    /// since `fallocate` has reserved some.
+    pub fn in_place(&self) -> bool {
+        self.kind == FileKind::File && self.flags & NOCOW != 0
+    }
+
+    /// # Errors
+    /// Of what is immutable, or append-only: nothing of it changes, nor loses it a name or gives one away.
+    fn changeable(&self) -> Result<()> {
+        if self.is_guarded() { Err(Error::Perm) } else { Ok(()) }
+    }
+
+    /// Whether a flag refuses changes.
+    pub fn is_guarded(&self) -> bool {
+        self.flags & (IMMUTABLE | APPEND) != 0
+    }
+
+    /// # Errors
+    /// Of what is immutable. An append-only directory takes names, and an append-only file that is open is written to:
+    /// whether it may be opened so is the front end's to say.
+    fn grows(&self) -> Result<()> {
+        if self.flags & IMMUTABLE != 0 { Err(Error::Perm) } else { Ok(()) }
+    }
+
     /// By an operation: the inode changes.
     fn changes(&mut self) {
         self.times.ctime = None;
@@ -267,7 +294,7 @@ impl Model {
             _ => 0,
         };
         let nlink = self.nlink(ino)?;
-        Ok(Stat { kind: n.kind, mode: n.mode, uid: n.uid, gid: n.gid, rdev: n.rdev, nlink, size })
+        Ok(Stat { kind: n.kind, mode: n.mode, uid: n.uid, gid: n.gid, rdev: n.rdev, nlink, size, flags: n.flags })
     }
 
     fn enter(&mut self, dir: Ino, name: &[u8], ino: Ino) -> Result<()> {
@@ -299,12 +326,16 @@ impl Model {
 
     fn make(&mut self, dir: Ino, new: &NewNode<'_>) -> Result<Ino> {
         let parent = self.dir(dir)?;
+        parent.grows()?;
         let mut n = new_node(new.kind, new.mode & !new.umask & 0o7777);
         if parent.mode & 0o2000 != 0 {
             n.gid = parent.gid;
             if new.kind == FileKind::Dir {
                 n.mode |= 0o2000;
             }
+        }
+        if matches!(new.kind, FileKind::File | FileKind::Dir) {
+            n.flags = parent.flags & NOCOW;
         }
         match new.kind {
             FileKind::Symlink => {
@@ -350,6 +381,8 @@ impl Model {
         if n.links.is_empty() && !n.linkable {
             return Err(Error::NotFound);
         }
+        n.changeable()?;
+        self.dir(dir)?.grows()?;
         self.change(ino)?.linkable = false;
         self.enter(dir, name, ino)
     }
@@ -357,6 +390,8 @@ impl Model {
     /// Removes a name of no directory.
     pub fn unlink(&mut self, dir: Ino, name: &[u8]) -> Result<()> {
         let ino = self.lookup(dir, name)?;
+        self.dir(dir)?.changeable()?;
+        self.get(ino)?.changeable()?;
         if self.get(ino)?.kind == FileKind::Dir {
             return Err(Error::IsDir);
         }
@@ -368,6 +403,8 @@ impl Model {
     /// Removes an empty directory.
     pub fn rmdir(&mut self, dir: Ino, name: &[u8]) -> Result<()> {
         let ino = self.lookup(dir, name)?;
+        self.dir(dir)?.changeable()?;
+        self.get(ino)?.changeable()?;
         if !self.dir(ino)?.entries.is_empty() {
             return Err(Error::NotEmpty);
         }
@@ -413,6 +450,10 @@ impl Model {
             if v == ino {
                 return Ok(());
             }
+            self.dir(to_dir)?.changeable()?;
+            self.get(v)?.changeable()?;
+            self.dir(dir)?.changeable()?;
+            self.get(ino)?.changeable()?;
             if mode != RenameMode::Exchange {
                 match (self.get(ino)?.kind == FileKind::Dir, self.get(v)?.kind == FileKind::Dir) {
                     (true, false) => return Err(Error::NotDir),
@@ -423,6 +464,9 @@ impl Model {
             }
             self.leave(to_dir, to)?;
         }
+        self.dir(dir)?.changeable()?;
+        self.get(ino)?.changeable()?;
+        self.dir(to_dir)?.grows()?;
         self.leave(dir, name)?;
         self.enter(to_dir, to, ino)?;
         if let Some(v) = victim {
@@ -480,6 +524,7 @@ impl Model {
     pub fn write(&mut self, ino: Ino, offset: u64, data: &[u8]) -> Result<usize> {
         // a write of nothing changes nothing, times neither
         if !data.is_empty() {
+            self.get(ino)?.grows()?;
             self.content(ino)?.write(offset, data);
         }
         Ok(data.len())
@@ -502,12 +547,16 @@ impl Model {
         if len == 0 {
             return Err(Error::Invalid("no length"));
         }
+        let n = self.get(ino)?;
+        if n.flags & IMMUTABLE != 0 || (n.is_guarded() && !matches!(mode, FallocMode::Allocate { .. })) {
+            return Err(Error::Perm);
+        }
         let end = offset + len;
         if let FallocMode::CollapseRange | FallocMode::InsertRange = mode {
             return self.shift(ino, mode, offset, len);
         }
         if !matches!(mode, FallocMode::PunchHole) {
-            self.change(ino)?.in_place = true;
+            self.change(ino)?.flags |= NOCOW;
         }
         let data = self.content(ino)?;
         if !matches!(mode, FallocMode::Allocate { .. }) {
@@ -567,6 +616,15 @@ impl Model {
 
     /// chmod(2), chown(2), truncate(2), utimensat(2), in one.
     pub fn setattr(&mut self, ino: Ino, set: &SetAttr) -> Result<()> {
+        let n = self.get(ino)?;
+        if n.is_guarded() && set.flags.is_none() {
+            // as by touch(1), which an append-only file lets everybody do
+            let now = Some(SetTime::Now);
+            let touch = SetAttr { atime: now, mtime: now, ..SetAttr::default() };
+            if n.flags & IMMUTABLE != 0 || *set != touch {
+                return Err(Error::Perm);
+            }
+        }
         if let Some(size) = set.size {
             match self.get(ino)?.kind {
                 FileKind::File => self.content(ino)?.resize(size),
@@ -580,6 +638,7 @@ impl Model {
         }
         n.uid = set.uid.unwrap_or(n.uid);
         n.gid = set.gid.unwrap_or(n.gid);
+        n.flags = set.flags.unwrap_or(n.flags);
         let time = |t: SetTime| match t {
             SetTime::At(t) => Some(t),
             SetTime::Now => None,
@@ -592,6 +651,7 @@ impl Model {
 
     /// Sets an extended attribute.
     pub fn setxattr(&mut self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        self.get(ino)?.changeable()?;
         let there = self.get(ino)?.xattrs.contains_key(name);
         match mode {
             XattrMode::Create if there => return Err(Error::Exists),
@@ -616,6 +676,7 @@ impl Model {
 
     /// removexattr(2): an error where there is none of that name.
     pub fn removexattr(&mut self, ino: Ino, name: &[u8]) -> Result<()> {
+        self.get(ino)?.changeable()?;
         self.get(ino)?.xattrs.get(name).ok_or(Error::NoAttr)?;
         let n = self.change(ino)?;
         n.xattrs.remove(name);

@@ -4,6 +4,7 @@
 //! that holds an open file, so that it means something after others were taken out of the sequence: shrinking needs that.
 
 use crate::model::{self, Model, Times};
+use braidfs::format::inode::APPEND;
 use braidfs::{Error, FallocMode, FileKind, NewNode, RenameMode, Result, SetAttr, SetTime, Timestamp, XattrMode};
 use std::collections::BTreeSet;
 
@@ -147,6 +148,19 @@ pub enum Op {
         path: P,
         sec: i64,
     },
+    SetAtime {
+        path: P,
+        sec: i64,
+    },
+    /// Both times become now.
+    Touch {
+        path: P,
+    },
+    /// `chattr`: all flags of a file or directory, as an inode record has them.
+    SetFlags {
+        path: P,
+        flags: u32,
+    },
     SetXattr {
         path: P,
         name: P,
@@ -210,6 +224,9 @@ impl Op {
             | Op::SetMode { path, .. }
             | Op::SetOwner { path, .. }
             | Op::SetMtime { path, .. }
+            | Op::SetAtime { path, .. }
+            | Op::Touch { path }
+            | Op::SetFlags { path, .. }
             | Op::SetXattr { path, .. }
             | Op::GetXattr { path, .. }
             | Op::ListXattr { path }
@@ -443,6 +460,13 @@ fn may_have_xattr<S: Subject>(s: &mut S, id: S::Id, name: P) -> Result<()> {
     Ok(())
 }
 
+/// Linux opens an append-only file for appends alone, which is a front end's duty, too. Who has it open since before may
+/// write.
+fn may_write_at<S: Subject>(s: &mut S, at: At, file: &S::File) -> Result<()> {
+    let appends = s.stat(s.id(file))?.0.flags & APPEND != 0;
+    if appends && matches!(at, Path(_)) { Err(Error::Perm) } else { Ok(()) }
+}
+
 /// Does an operation.
 ///
 /// # Errors
@@ -499,6 +523,7 @@ pub fn perform<S: Subject>(s: &mut S, slots: &mut Slots<S>, op: &Op) -> Result<O
             Ok(Out::Unit)
         }
         Op::Write { at, off, len, seed } => with_file(s, slots, at, |s, f| {
+            may_write_at(s, at, f)?;
             s.write(f, off, &fill(seed, off, len as usize)).map(|n| Out::Number(n as u64))
         }),
         Op::Append { at, len, seed } => {
@@ -521,6 +546,8 @@ pub fn perform<S: Subject>(s: &mut S, slots: &mut Slots<S>, op: &Op) -> Result<O
                 // Overlapping ranges of one file are refused by the VFS.
                 let r = if s.id(a) == s.id(&b) {
                     Err(Error::Invalid("the same file"))
+                } else if let Err(e) = may_write_at(s, Path(to), &b) {
+                    Err(e)
                 } else {
                     s.copy_range(a, from_off, &b, to_off, len)
                 };
@@ -544,6 +571,23 @@ pub fn perform<S: Subject>(s: &mut S, slots: &mut Slots<S>, op: &Op) -> Result<O
             let id = walk_path(s, path)?;
             let mtime = Some(SetTime::At(Timestamp { sec, nsec: 7 }));
             s.setattr(id, &SetAttr { mtime, ..SetAttr::default() }).map(|()| Out::Unit)
+        }
+        Op::SetAtime { path, sec } => {
+            let id = walk_path(s, path)?;
+            let atime = Some(SetTime::At(Timestamp { sec, nsec: 8 }));
+            s.setattr(id, &SetAttr { atime, ..SetAttr::default() }).map(|()| Out::Unit)
+        }
+        Op::Touch { path } => {
+            let id = walk_path(s, path)?;
+            let now = Some(SetTime::Now);
+            s.setattr(id, &SetAttr { atime: now, mtime: now, ..SetAttr::default() }).map(|()| Out::Unit)
+        }
+        Op::SetFlags { path, flags } => {
+            let id = walk_path(s, path)?;
+            if !matches!(s.stat(id)?.0.kind, FileKind::File | FileKind::Dir) {
+                return Err(Error::Unsupported("flags of special files are none that a front end could set"));
+            }
+            s.setattr(id, &SetAttr { flags: Some(flags), ..SetAttr::default() }).map(|()| Out::Unit)
         }
         Op::SetXattr { path, name, len, seed, mode } => {
             let id = walk_path(s, path)?;

@@ -183,7 +183,7 @@ impl<'h> Oracle<'h> {
             let b = self.bound(ino);
             let from = b.data.min(b.attr).min(b.links);
             let states = self.states(ino, from);
-            let in_place = (0..=self.newest).any(|v| self.history.version(v).node(ino).is_some_and(|n| n.in_place));
+            let in_place = (0..=self.newest).any(|v| self.history.version(v).node(ino).is_some_and(|n| n.in_place()));
             let exchanged = self.history.exchanged(ino, b.links);
             let named_at_bound = self.history.version(b.links).node(ino).is_some_and(|n| !n.links.is_empty());
             let dir = got.stat.kind == braidfs::FileKind::Dir;
@@ -336,7 +336,7 @@ impl<'h> Oracle<'h> {
         if mended {
             want.forget_changes();
         }
-        (s.kind, s.mode, s.uid, s.gid, s.rdev) == (n.kind, n.mode, n.uid, n.gid, n.rdev)
+        (s.kind, s.mode, s.uid, s.gid, s.rdev, s.flags) == (n.kind, n.mode, n.uid, n.gid, n.rdev, n.flags)
             && got.target == n.target
             && got.xattrs == n.xattrs
             && want.differ(t).is_none()
@@ -429,7 +429,7 @@ impl<'h> Oracle<'h> {
             let states = self.states(ino, from);
             let ever =
                 |f: &dyn Fn(&Node) -> bool| (0..=self.newest).any(|v| self.history.version(v).node(ino).is_some_and(f));
-            let (in_place, exchanged) = (ever(&|n| n.in_place), self.history.exchanged(ino, 0));
+            let (in_place, exchanged) = (ever(&|n| n.in_place()), self.history.exchanged(ino, 0));
             let gone = |(parent, name): &Link| {
                 let dir = self.history.keys.get(parent).and_then(|k| seen.nodes.get(k));
                 dir.is_none_or(|d| d.entries.contains_key(name))
@@ -528,7 +528,7 @@ impl<'h> Oracle<'h> {
 /// Whether nothing but content and times can differ, and the content has one size.
 fn same_but_content(a: &Node, b: &Node) -> bool {
     a.data.size() == b.data.size()
-        && (a.kind, a.mode, a.uid, a.gid) == (b.kind, b.mode, b.uid, b.gid)
+        && (a.kind, a.mode, a.uid, a.gid, a.flags) == (b.kind, b.mode, b.uid, b.gid, b.flags)
         && (&a.xattrs, &a.links) == (&b.xattrs, &b.links)
 }
 

@@ -116,7 +116,8 @@ pub fn stat_of(a: &Attr) -> (model::Stat, Times) {
     let kind = a.kind();
     let size = if matches!(kind, FileKind::File | FileKind::Symlink) { a.size } else { 0 };
     let rdev = if matches!(kind, FileKind::Char | FileKind::Block) { a.rdev } else { 0 };
-    let stat = model::Stat { kind, mode: a.mode & 0o7777, uid: a.uid, gid: a.gid, rdev, nlink: a.nlink, size };
+    let stat =
+        model::Stat { kind, mode: a.mode & 0o7777, uid: a.uid, gid: a.gid, rdev, nlink: a.nlink, size, flags: a.flags };
     (stat, Times::of(a))
 }
 

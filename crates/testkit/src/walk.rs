@@ -164,9 +164,8 @@ impl Seen {
         if path.is_empty() { "/".into() } else { path }
     }
 
-    /// A model of what was found, and the key of each of its inodes. `in_place` tells of which the blocks may have been
-    /// reserved.
-    pub fn to_model(&self, in_place: impl Fn(Key) -> bool) -> (Model, BTreeMap<Ino, Key>) {
+    /// A model of what was found, and the key of each of its inodes.
+    pub fn to_model(&self) -> (Model, BTreeMap<Ino, Key>) {
         let inos: BTreeMap<Key, Ino> = std::iter::once(ROOT_KEY)
             .chain(self.nodes.keys().copied().filter(|k| *k != ROOT_KEY))
             .zip(model::ROOT..)
@@ -185,7 +184,7 @@ impl Seen {
                 target: n.target.clone(),
                 entries: n.entries.iter().filter_map(|(e, k)| Some((e.clone(), *inos.get(k)?))).collect(),
                 links: n.links.iter().filter_map(link).collect(),
-                in_place: in_place(*key),
+                flags: n.stat.flags,
                 linkable: false,
             };
             Some((*inos.get(key)?, node))

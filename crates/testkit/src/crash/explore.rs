@@ -247,8 +247,15 @@ pub fn recorded(base: &Base, ops: &[Op], end: End, strict: bool) -> Result<Optio
 /// # Errors
 /// None, unless the generator is wrong.
 pub fn random_ops(base: &Base, seed: u64, count: usize) -> Result<Vec<Op>, String> {
-    let profile =
-        Profile { objects: 40, file_bytes: 60_000, syncs: 60, commits: 20, rewrites: true, ..Profile::default() };
+    let profile = Profile {
+        objects: 40,
+        file_bytes: 60_000,
+        syncs: 60,
+        commits: 20,
+        rewrites: true,
+        flags: true,
+        ..Profile::default()
+    };
     let mut generator = Generator::new(seed, profile);
     let (mut model, mut slots) = (base.model.clone(), Default::default());
     let mut ops = Vec::new();
