@@ -6,8 +6,10 @@
 //! tells it what they are then ([`Model::learn`]).
 
 use crate::sparse::Sparse;
-use braidfs::format::inode::{APPEND, IMMUTABLE, NOCOW};
-use braidfs::{Attr, Error, FallocMode, FileKind, NewNode, RenameMode, Result, SetAttr, SetTime, Timestamp, XattrMode};
+use braidfs::format::inode::{APPEND, IMMUTABLE, NOATIME, NOCOW};
+use braidfs::{
+    AtimeMode, Attr, Error, FallocMode, FileKind, NewNode, RenameMode, Result, SetAttr, SetTime, Timestamp, XattrMode,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -127,7 +129,14 @@ pub struct Model {
     nodes: BTreeMap<Ino, Arc<Node>>,
     open: BTreeMap<Ino, u32>,
     next: Ino,
+    /// When a read renews the access time.
+    pub atime: AtimeMode,
+    /// Seconds of the clock, for that.
+    pub second: i64,
 }
+
+/// `relatime` renews an access time that is older than a day, in seconds.
+const RELATIME_AGE: i64 = 24 * 3600;
 
 fn new_node(kind: FileKind, mode: u32) -> Node {
     Node {
@@ -186,7 +195,13 @@ impl Node {
 impl Default for Model {
     fn default() -> Self {
         let root = Arc::new(new_node(FileKind::Dir, 0o755));
-        Self { nodes: BTreeMap::from([(ROOT, root)]), open: BTreeMap::new(), next: ROOT + 1 }
+        Self {
+            nodes: BTreeMap::from([(ROOT, root)]),
+            open: BTreeMap::new(),
+            next: ROOT + 1,
+            atime: AtimeMode::Noatime,
+            second: 0,
+        }
     }
 }
 
@@ -195,7 +210,7 @@ impl Model {
     pub fn from_nodes(nodes: BTreeMap<Ino, Node>) -> Self {
         let next = nodes.keys().next_back().map_or(ROOT, |i| *i) + 1;
         let nodes = nodes.into_iter().map(|(i, n)| (i, Arc::new(n))).collect();
-        Self { nodes, open: BTreeMap::new(), next }
+        Self { nodes, next, ..Self::default() }
     }
 
     /// Makes the times of changes of directories unknown.
@@ -241,6 +256,28 @@ impl Model {
     /// All inodes with their numbers, those without a name too.
     pub fn nodes(&self) -> impl Iterator<Item = (Ino, &Arc<Node>)> {
         self.nodes.iter().map(|(i, n)| (*i, n))
+    }
+
+    /// The content is read, also that of a directory or symlink: its access time may be another one.
+    pub fn accessed(&mut self, ino: Ino) {
+        let Some(n) = self.node(ino) else { return };
+        let t = n.times;
+        let due = match (self.atime, t.atime, t.mtime.max(t.ctime)) {
+            (AtimeMode::Noatime, ..) => false,
+            (AtimeMode::Relatime, Some(a), Some(changed)) if t.mtime.is_some() && t.ctime.is_some() => {
+                a <= changed || self.second - a.sec >= RELATIME_AGE
+            }
+            _ => true,
+        };
+        if due && n.flags & NOATIME == 0 {
+            self.nodes.entry(ino).and_modify(|n| Arc::make_mut(n).times.atime = None);
+        }
+    }
+
+    /// Somebody has read everything.
+    pub fn all_accessed(&mut self) {
+        let all: Vec<Ino> = self.nodes.keys().copied().collect();
+        all.into_iter().for_each(|i| self.accessed(i));
     }
 
     fn get(&self, ino: Ino) -> Result<&Node> {
@@ -594,6 +631,9 @@ impl Model {
     /// `copy_file_range` between two files.
     pub fn copy_range(&mut self, from: Ino, from_off: u64, to: Ino, to_off: u64, len: u64) -> Result<u64> {
         let data = self.read(from, from_off, len as usize)?;
+        if !data.is_empty() {
+            self.accessed(from);
+        }
         self.write(to, to_off, &data)?;
         Ok(data.len() as u64)
     }

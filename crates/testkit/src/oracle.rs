@@ -17,6 +17,7 @@ use crate::run::peek_clock;
 use crate::sparse::{PAGE, Sparse};
 use crate::subject::Key;
 use crate::walk::{Seen, SeenNode, difference, show};
+use braidfs::AtimeMode;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -333,6 +334,10 @@ impl<'h> Oracle<'h> {
             && t.mtime == t.ctime
             && t.mtime.is_some_and(|t| self.history.ended <= t && t <= peek_clock());
         let mut want = n.times;
+        if self.history.version(0).atime != AtimeMode::Noatime {
+            // may be older, and who looked after recovery has changed them
+            want.atime = None;
+        }
         if mended {
             want.forget_changes();
         }

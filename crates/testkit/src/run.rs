@@ -68,7 +68,7 @@ pub fn quiet_mount(setup: &Setup) -> MountOptions {
         data: setup.data,
         overwrite: setup.overwrite,
         commit_interval: Duration::from_secs(1_000_000),
-        atime: AtimeMode::Noatime,
+        atime: setup.atime,
         cache_bytes: setup.cache,
         cached_above: setup.cached_above,
         background: false,
@@ -118,6 +118,8 @@ pub struct Setup {
     pub share_dirs: bool,
     /// So many threads mount and unmount; 0: one, which does everything in the same order each time.
     pub recovery_threads: usize,
+    /// When a read renews the access time (`relatime` … of a mount).
+    pub atime: AtimeMode,
     /// A user and a group have limits, so that what everybody uses is counted.
     pub quotas: bool,
 }
@@ -142,6 +144,7 @@ impl Default for Setup {
             falling: false,
             share_dirs: false,
             recovery_threads: 0,
+            atime: AtimeMode::Noatime,
             quotas: false,
         }
     }
@@ -165,6 +168,13 @@ impl Setup {
         s.cached_above = rng.bool();
         s.quotas = rng.bool();
         s
+    }
+
+    /// With access times in some way, or without. Who looks at such a volume changes it.
+    pub fn with_access_times(self, seed: u64) -> Self {
+        let modes = [AtimeMode::Noatime, AtimeMode::Noatime, AtimeMode::Relatime, AtimeMode::Strictatime];
+        let atime = fastrand::Rng::with_seed(!seed).choice(modes).unwrap_or(AtimeMode::Noatime);
+        Self { atime, ..self }
     }
 
     /// Whether an fsync may overwrite blocks of ordinary files.
@@ -274,6 +284,7 @@ impl Runner {
         let device = Arc::new(RecordDevice::new(image));
         let vol = mount(&[device.clone() as Arc<dyn Device>], setup)?;
         let mut model = model;
+        model.atime = setup.atime;
         model.learn(&mut times_of(&vol, &keys), &|_| true)?;
         let mut history = History::new(model.clone(), keys.clone(), setup.overwrites());
         history.domains = keys.iter().filter_map(|(i, k)| Some((*i, vol.domain_of(k.0).ok()?))).collect();
@@ -333,6 +344,7 @@ impl Runner {
         let vol = self.vol.as_ref().ok_or("not mounted")?;
         let slots = &mut self.on_volume;
         let began = peek_clock();
+        self.model.second = began.sec;
         let got =
             guarded(|| perform(&mut OnVolume::alone(vol), slots, op)).map_err(|e| format!("{}: {e}", to_rust(op)))?;
         self.stats.ops += 1;
@@ -424,9 +436,13 @@ impl Runner {
     ///
     /// # Errors
     /// The first difference.
-    pub fn compare(&self) -> Result<(), String> {
-        let vol = self.volume()?;
+    pub fn compare(&mut self) -> Result<(), String> {
+        let vol = self.vol.as_ref().ok_or("not mounted")?;
+        let began = peek_clock();
         guarded(|| walk(vol))??.compare(&self.model, &self.keys)?;
+        self.model.second = began.sec;
+        self.model.all_accessed();
+        self.model.learn(&mut times_of(vol, &self.keys), &|_| true)?;
         guarded(|| quota::holds(vol, &self.setup))?
     }
 

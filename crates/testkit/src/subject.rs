@@ -43,10 +43,14 @@ impl Subject for Model {
         Model::rename(self, a, n, b, m, mode)
     }
     fn readlink(&mut self, id: Ino) -> Result<Vec<u8>> {
-        Model::readlink(self, id)
+        let target = Model::readlink(self, id)?;
+        self.accessed(id);
+        Ok(target)
     }
     fn readdir(&mut self, dir: Ino) -> Result<BTreeSet<Vec<u8>>> {
-        Model::readdir(self, dir)
+        let names = Model::readdir(self, dir)?;
+        self.accessed(dir);
+        Ok(names)
     }
     fn open(&mut self, id: Ino) -> Result<Ino> {
         Model::open(self, id).map(|()| id)
@@ -55,7 +59,12 @@ impl Subject for Model {
         Model::close(self, file);
     }
     fn read(&mut self, file: &Ino, off: u64, len: usize) -> Result<Vec<u8>> {
-        Model::read(self, *file, off, len)
+        let data = Model::read(self, *file, off, len)?;
+        // what reads nothing is not noted
+        if !data.is_empty() {
+            self.accessed(*file);
+        }
+        Ok(data)
     }
     fn write(&mut self, file: &Ino, off: u64, data: &[u8]) -> Result<usize> {
         Model::write(self, *file, off, data)

@@ -15,7 +15,7 @@ use std::time::Duration;
 const OPS_PER_RUN: usize = 2000;
 
 fn setup(seed: u64, crashes: bool) -> Setup {
-    let mut setup = Setup::vary(seed);
+    let mut setup = Setup::vary(seed).with_access_times(seed);
     if !crashes && seed.is_multiple_of(4) {
         // what a crash leaves of content is not judged
         setup.data = DataMode::Writeback;
