@@ -2,7 +2,7 @@
 
 use crate::model::{Ino, Link, Model};
 use crate::ops::{At, Op, SLOTS, Slots, to_rust, walk_path};
-use crate::run::peek_clock;
+use crate::run::{Setup, peek_clock};
 use crate::subject::Key;
 use braidfs::{DomainId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
@@ -65,15 +65,18 @@ pub struct History {
     pub domains: BTreeMap<Ino, DomainId>,
     /// An fsync may overwrite blocks of ordinary files.
     pub overwrites: bool,
+    /// Blocks of files that were fallocated are overwritten.
+    pub fallocated: bool,
     /// Nothing of it was done later than this, by the clock of the tests.
     pub ended: Timestamp,
 }
 
 impl History {
-    /// Begins with a durable state; `overwrites`: an fsync may overwrite blocks of ordinary files.
-    pub fn new(start: Model, keys: BTreeMap<Ino, Key>, overwrites: bool) -> Self {
+    /// Begins with a durable state of a volume.
+    pub fn new(start: Model, keys: BTreeMap<Ino, Key>, setup: &Setup) -> Self {
+        let (overwrites, fallocated) = (setup.overwrites(), setup.overwrites_fallocated());
         let ended = peek_clock();
-        Self { start, steps: Vec::new(), keys, domains: BTreeMap::new(), overwrites, ended }
+        Self { start, steps: Vec::new(), keys, domains: BTreeMap::new(), overwrites, fallocated, ended }
     }
 
     /// Adds an inode that was made.
@@ -111,6 +114,7 @@ impl History {
             keys: self.keys.clone(),
             domains: self.domains.clone(),
             overwrites: self.overwrites,
+            fallocated: self.fallocated,
             ended: self.ended,
         }
     }

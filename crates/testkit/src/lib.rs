@@ -1,9 +1,11 @@
 //! Test kit of braidfs: a reference model, random operations, and crash tests that judge by the durability contract.
 //!
 //! - [`model`]: an in-memory file system that is right because it is simple.
+//! - [`blocks`]: which pages of a file have blocks, so that they may be overwritten there.
 //! - [`ops`]: operations as data, their generator, and how one is done on any [`ops::Subject`].
 //! - [`subject`]: the volume and the model as subjects. [`generate`]: random operations.
 //! - [`run`]: the same operations on a volume and on the model, compared one by one.
+//! - [`full`]: when an operation may find no space.
 //! - [`shared_dir`], [`shared_file`]: a directory in which several threads change names; a file that they overwrite.
 //! - [`walk`]: reads a whole volume into memory, checking what a tree must be; comparison with the model; fsck.
 //! - [`shrink`]: makes a failing sequence short.
@@ -18,10 +20,12 @@
 //! Nothing here is part of the product; no test of it depends on time or on the order of threads, unless it says so.
 
 pub mod add_domain;
+pub mod blocks;
 pub mod crash;
 pub mod damage;
 pub mod defragment;
 pub mod devices;
+pub mod full;
 pub mod generate;
 pub mod history;
 pub mod late;

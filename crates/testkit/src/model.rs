@@ -5,6 +5,7 @@
 //! limits, no permissions (the caller is root) and no clock: it says which times an operation changes, and who has a clock
 //! tells it what they are then ([`Model::learn`]).
 
+use crate::blocks::Blocks;
 use crate::sparse::Sparse;
 use braidfs::format::inode::{APPEND, IMMUTABLE, NOATIME, NOCOW};
 use braidfs::{
@@ -48,6 +49,8 @@ pub struct Node {
     pub links: BTreeSet<Link>,
     /// Flags of `chattr`, as an inode record has them.
     pub flags: u32,
+    /// Which pages have blocks: a crash may mix versions of what these hold where they are overwritten in place.
+    pub blocks: Blocks,
     /// O_TMPFILE and never linked: may get its first name.
     pub linkable: bool,
 }
@@ -152,6 +155,7 @@ fn new_node(kind: FileKind, mode: u32) -> Node {
         entries: BTreeMap::new(),
         links: BTreeSet::new(),
         flags: 0,
+        blocks: Blocks::default(),
         linkable: false,
     }
 }
@@ -563,6 +567,7 @@ impl Model {
         if !data.is_empty() {
             self.get(ino)?.grows()?;
             self.content(ino)?.write(offset, data);
+            self.change(ino)?.blocks.write(offset, data.len() as u64);
         }
         Ok(data.len())
     }
@@ -592,8 +597,12 @@ impl Model {
         if let FallocMode::CollapseRange | FallocMode::InsertRange = mode {
             return self.shift(ino, mode, offset, len);
         }
+        let n = self.change(ino)?;
         if !matches!(mode, FallocMode::PunchHole) {
-            self.change(ino)?.flags |= NOCOW;
+            n.flags |= NOCOW;
+        }
+        if !matches!(mode, FallocMode::Allocate { .. }) {
+            n.blocks.zero(offset, end, n.data.size());
         }
         let data = self.content(ino)?;
         if !matches!(mode, FallocMode::Allocate { .. }) {
@@ -619,11 +628,13 @@ impl Model {
                 return Err(Error::Invalid("it reaches the end of the file"));
             }
             self.content(ino)?.collapse(offset, len);
+            self.change(ino)?.blocks.collapse(offset, len);
         } else {
             if offset >= size {
                 return Err(Error::Invalid("it begins behind the file"));
             }
             self.content(ino)?.insert(offset, len);
+            self.change(ino)?.blocks.insert(offset, len);
         }
         Ok(())
     }
@@ -667,7 +678,10 @@ impl Model {
         }
         if let Some(size) = set.size {
             match self.get(ino)?.kind {
-                FileKind::File => self.content(ino)?.resize(size),
+                FileKind::File => {
+                    self.content(ino)?.resize(size);
+                    self.change(ino)?.blocks.resize(size);
+                }
                 FileKind::Dir => return Err(Error::IsDir),
                 _ => return Err(Error::Invalid("no size")),
             }

@@ -7,23 +7,21 @@
 //!
 //! What was not synced by itself is, domain by domain, of one version: a transaction survives whole or not at all. Objects of
 //! different domains may lie apart in time. The content of a file of which an fsync was under way may be half as before and
-//! half as synced, where nothing else changed but times; from the first such fsync on, also where a commit wrote it.
+//! half as synced, where nothing else changed but times; from the first such fsync on, also where a commit wrote it. That of a
+//! file that is always overwritten in place may hold newer content in blocks that it had ([`content`]).
 //! After an fdatasync, content may be as synced and times as before. Recovery touches directories in which it mends links.
 //! It assumes that nothing else (another thread) changed the volume.
 
 use crate::history::{History, Step, Synced};
 use crate::model::{self, Ino, Link, Model, Node, Times};
 use crate::run::peek_clock;
-use crate::sparse::{PAGE, Sparse};
 use crate::subject::Key;
-use crate::walk::{Seen, SeenNode, difference, show};
+use crate::walk::{Seen, SeenNode, show};
 use braidfs::AtimeMode;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// Bytes that a device writes whole or not at all.
-const SECTOR: usize = 512;
+mod content;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Bounds {
@@ -184,16 +182,16 @@ impl<'h> Oracle<'h> {
             let b = self.bound(ino);
             let from = b.data.min(b.attr).min(b.links);
             let states = self.states(ino, from);
-            let in_place = (0..=self.newest).any(|v| self.history.version(v).node(ino).is_some_and(|n| n.in_place()));
             let exchanged = self.history.exchanged(ino, b.links);
             let named_at_bound = self.history.version(b.links).node(ino).is_some_and(|n| !n.links.is_empty());
             let dir = got.stat.kind == braidfs::FileKind::Dir;
 
             // The last state that began at or before the bound still holds at the bound.
             let since = |bound: usize| states.iter().rposition(|(v, _)| *v <= bound).unwrap_or(0);
-            let torn = if dir || in_place { Vec::new() } else { self.overwritten(ino, got, &states[since(b.data)..]) };
+            let torn = if dir { Vec::new() } else { self.overwritten(ino, got, &states[since(b.data)..]) };
             let torn = |v: usize| torn.iter().any(|versions| versions.contains(&v));
-            let data = |i: usize, n: &Node| in_place || got.data == n.data || torn(states[i].0);
+            let content = |i: usize, n: &Node| self.content(ino, &got.data, (i, n), &states, since(b.data));
+            let data = |i: usize, n: &Node| content(i, n).is_ok() || torn(states[i].0);
             // One that a rename replaced may be back, with the time at which that took its last name.
             let replaced = |i: usize, n: &Node| {
                 states.get(i + 1).is_some_and(|(v, next)| {
@@ -214,8 +212,10 @@ impl<'h> Oracle<'h> {
                     && states[i + 1..]
                         .iter()
                         .enumerate()
-                        .map_while(|(k, (v, later))| Some((i + 1 + k, *v, later.filter(|l| same_but_content(n, l))?)))
-                        .any(|(k, v, later)| k >= since && (got.data == later.data || torn(v)))
+                        .map_while(|(k, (v, later))| {
+                            Some((i + 1 + k, *v, later.filter(|l| content::same_but_content(n, l))?))
+                        })
+                        .any(|(k, v, later)| k >= since && (content(k, later).is_ok() || torn(v)))
             };
             // Names that it may have got back, each with the version that lost it.
             let revived: Vec<(usize, Link)> = self
@@ -255,8 +255,8 @@ impl<'h> Oracle<'h> {
                 ino == model::ROOT || !n.links.is_empty() || revived.iter().any(|(v, _)| *v < until(i))
             };
             if !any(since(b.data), &|i, n| named(i, n) && data(i, n)) {
-                let last = states.iter().rev().find_map(|(_, n)| *n);
-                let why = last.and_then(|n| difference(&got.data, &n.data)).unwrap_or_default();
+                let last = (0..states.len()).rev().find_map(|i| content(i, states[i].1?).err());
+                let why = last.unwrap_or_default();
                 return Err(format!("{}: content of no version from {} to {}: {why}", path(), b.data, self.newest));
             }
             if !any(since(b.attr), &|i, n| named(i, n) && attr(i, n)) {
@@ -276,48 +276,8 @@ impl<'h> Oracle<'h> {
             if !dir && !any(0, &|i, n| named(i, n) && of_one(i, n) && (data(i, n) || late(i, n))) {
                 return Err(format!("{}: content, attributes and names are of different versions", path()));
             }
-            if in_place && !dir {
-                let contents: Vec<&Sparse> =
-                    states[since(b.data)..].iter().filter_map(|(_, n)| n.map(|n| &n.data)).collect();
-                mixed(&got.data, &contents).map_err(|e| format!("{}: {e}", path()))?;
-            }
         }
         Ok(())
-    }
-
-    /// Where an fsync of the file was under way that may overwrite blocks: the content may be that of an earlier version,
-    /// with some blocks, or sectors of them, as of the later one that was synced, and of any version between them all the
-    /// rest (times, since nothing else may differ). Where one was before, the file lives by overwrites: whatever a commit
-    /// wrote since may be there in part, so that sectors are of any of these versions. The ranges of versions with which
-    /// what is there can be explained so.
-    fn overwritten(
-        &self,
-        ino: Ino,
-        got: &SeenNode,
-        states: &[(usize, Option<&Arc<Node>>)],
-    ) -> Vec<RangeInclusive<usize>> {
-        let synced = |s: &Step| matches!(s.sync, Some(Synced::One { ino: i, .. }) if i == ino);
-        let (before, now) = self.history.steps()[..self.newest].split_at(self.completed.min(self.newest));
-        let commits = before.iter().any(synced);
-        if !self.history.overwrites || !(commits || now.iter().any(synced)) {
-            return Vec::new();
-        }
-        let mut out = Vec::new();
-        for (i, (from, old)) in states.iter().enumerate() {
-            let Some(old) = old else { continue };
-            let mut versions = vec![&old.data];
-            for (to, new) in &states[i + 1..] {
-                let Some(new) = new.filter(|n| same_but_content(old, n)) else { break };
-                if !commits {
-                    versions.truncate(1);
-                }
-                versions.push(&new.data);
-                if mixed(&got.data, &versions).is_ok() {
-                    out.push(*from..=*to);
-                }
-            }
-        }
-        out
     }
 
     /// Whether an fdatasync of the file was under way or is done: where it overwrites blocks, times may be older.
@@ -432,20 +392,18 @@ impl<'h> Oracle<'h> {
             }
             let got = seen.nodes.get(key);
             let states = self.states(ino, from);
-            let ever =
-                |f: &dyn Fn(&Node) -> bool| (0..=self.newest).any(|v| self.history.version(v).node(ino).is_some_and(f));
-            let (in_place, exchanged) = (ever(&|n| n.in_place()), self.history.exchanged(ino, 0));
+            let exchanged = self.history.exchanged(ino, 0);
             let gone = |(parent, name): &Link| {
                 let dir = self.history.keys.get(parent).and_then(|k| seen.nodes.get(k));
                 dir.is_none_or(|d| d.entries.contains_key(name))
             };
-            let fits = |n: Option<&Arc<Node>>| match (got, n) {
+            let fits = |i: usize, n: Option<&Arc<Node>>| match (got, n) {
                 (None, None) => true,
                 (None, Some(n)) => n.links.iter().all(gone),
                 (Some(_), None) => false,
                 (Some(g), Some(n)) => {
                     !n.links.is_empty()
-                        && (in_place || g.data == n.data)
+                        && self.content(ino, &g.data, (i, n), &states, 0).is_ok()
                         && self.same_attributes(g, n)
                         && (exchanged || self.same_links(seen, ino, g, n, &[], false))
                 }
@@ -454,7 +412,7 @@ impl<'h> Oracle<'h> {
             let mut of_this = Vec::new();
             for (i, (v, node)) in states.iter().enumerate() {
                 let until = states.get(i + 1).map_or(self.newest + 1, |(v, _)| *v);
-                if fits(*node) {
+                if fits(i, *node) {
                     of_this.extend(*v..until);
                 } else {
                     fitting.all[v - from..until - from].fill(false);
@@ -530,30 +488,6 @@ impl<'h> Oracle<'h> {
     }
 }
 
-/// Whether nothing but content and times can differ, and the content has one size.
-fn same_but_content(a: &Node, b: &Node) -> bool {
-    a.data.size() == b.data.size()
-        && (a.kind, a.mode, a.uid, a.gid, a.flags) == (b.kind, b.mode, b.uid, b.gid, b.flags)
-        && (&a.xattrs, &a.links) == (&b.xattrs, &b.links)
-}
-
-/// Content overwritten in place: every sector is one of the versions'.
-fn mixed(got: &Sparse, versions: &[&Sparse]) -> Result<(), String> {
-    if !versions.iter().any(|v| v.size() == got.size()) {
-        return Err(format!("size {} of no version", got.size()));
-    }
-    let pages: BTreeSet<u64> = versions.iter().flat_map(|v| v.pages()).chain(got.pages()).collect();
-    for page in pages {
-        for sector in 0..PAGE / SECTOR {
-            let from = sector * SECTOR;
-            let left = got.size().saturating_sub(page * PAGE as u64 + from as u64).min(SECTOR as u64) as usize;
-            let range = from..from + left;
-            if !versions.iter().any(|v| v.page(page)[range.clone()] == got.page(page)[range.clone()]) {
-                return Err(format!("bytes of no version at {}", page * PAGE as u64 + from as u64));
-            }
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -565,6 +499,7 @@ mod tests {
     use crate::ops::{At, Op, P};
     use crate::run::mount;
     use crate::walk::walk;
+    use braidfs::FallocMode;
     use braidfs_device::{Device, MemDevice};
 
     #[test]
@@ -594,5 +529,54 @@ mod tests {
         half.nodes.insert(*g.0, g.1.clone());
         let why = under_way.judge(&half).unwrap_err();
         assert!(why.contains("of no one version"), "{why}");
+    }
+    #[test]
+    fn content_is_mixed_within_a_block_alone() {
+        let base = base(Kind::ALL[0]).unwrap();
+        let at = At::Path(P("A/f"));
+        let write = |off, len, seed| Op::Write { at, off, len, seed };
+        let fallocate = |mode, off, len| Op::Fallocate { at, mode, off, len };
+        let ops = [
+            fallocate(FallocMode::Allocate { keep_size: false }, 0, 16_384),
+            write(0, 8192, 11),
+            Op::Sync,
+            write(0, 8192, 2),
+            fallocate(FallocMode::PunchHole, 4096, 4096),
+            write(4096, 10_000, 3),
+            write(0, 100, 4),
+        ];
+        let Recorded { log, history, .. } = recorded(&base, &ops, End::Crash, true).unwrap().unwrap();
+        let d: Arc<dyn Device> = Arc::new(MemDevice::from_image(log.initial.clone()));
+        let v = mount(&[d], &base.setup).unwrap();
+        let before = walk(&v).unwrap();
+        v.crash();
+        let (key, _) = before.nodes.iter().find(|(_, n)| n.links.iter().any(|l| l.1 == b"f")).unwrap();
+        let ino = history.keys.iter().find(|(_, k)| *k == key).map(|(i, _)| *i).unwrap();
+        let of = |version: usize| history.version(version).node(ino).unwrap().data.clone();
+        // what is there after all but the last has returned: of the first version, with these ranges of others
+        let judge = |first: usize, parts: &[(usize, u64, usize)]| {
+            let (mut seen, mut data) = (before.clone(), of(first));
+            parts.iter().for_each(|(from, off, len)| data.write(*off, &of(*from).read(*off, *len)));
+            let n = seen.nodes.get_mut(key).unwrap();
+            (n.stat.size, n.data) = (data.size(), data);
+            Oracle::new(&history, ops.len() - 1).judge(&seen)
+        };
+        for whole in 3..=7 {
+            judge(whole, &[]).unwrap();
+        }
+        judge(2, &[(3, 0, 16_384)]).unwrap();
+        // sectors of the first page, and those of the second before it was punched
+        judge(3, &[(4, 512, 512), (4, 4096, 1024), (7, 0, 512)]).unwrap();
+        judge(6, &[(7, 0, 512)]).unwrap();
+        let refused = |first, parts: &[_]| judge(first, parts).expect_err("it is of no version");
+        // less than a sector
+        refused(3, &[(4, 600, 100)]);
+        // older than the punch, whose block that is
+        refused(6, &[(4, 4096, 512)]);
+        refused(3, &[(6, 4096, 512)]);
+        // the block was only reserved
+        refused(5, &[(6, 12_288, 512)]);
+        // older than the inode: the sync promised it
+        refused(3, &[(1, 0, 512)]);
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Everything is single-threaded and nothing commits by itself, so a list of [`Act`]s replays exactly.
 
+use crate::full::{self, Full};
 use crate::generate::{Generator, Profile};
 use crate::history::{History, Synced};
 use crate::model::{self, Ino, Model, Node, Times};
@@ -182,6 +183,11 @@ impl Setup {
         self.overwrite == Overwrite::Auto && self.data != DataMode::Journal && !self.mkfs.data_checksums
     }
 
+    /// Whether blocks of files that were fallocated are overwritten.
+    pub fn overwrites_fallocated(&self) -> bool {
+        self.data != DataMode::Journal
+    }
+
     /// A new, empty volume.
     ///
     /// # Errors
@@ -228,10 +234,23 @@ pub struct Stats {
     pub ops: u64,
     /// Of them, those that the volume refused (as the model did).
     pub errors: u64,
-    /// Skipped, as the volume was full.
-    pub full: u64,
+    /// By kind, how many were done, and skipped, as the volume was full.
+    pub full: Full,
+    /// Ranges that were collapsed or inserted.
+    pub moves: u64,
     /// How many crashes it was mounted again after.
     pub crashes: u64,
+}
+
+impl Stats {
+    /// Adds what another run did.
+    pub fn add(&mut self, other: &Self) {
+        self.ops += other.ops;
+        self.errors += other.errors;
+        self.full.sum(&other.full);
+        self.moves += other.moves;
+        self.crashes += other.crashes;
+    }
 }
 
 /// A volume and its model.
@@ -286,7 +305,7 @@ impl Runner {
         let mut model = model;
         model.atime = setup.atime;
         model.learn(&mut times_of(&vol, &keys), &|_| true)?;
-        let mut history = History::new(model.clone(), keys.clone(), setup.overwrites());
+        let mut history = History::new(model.clone(), keys.clone(), setup);
         history.domains = keys.iter().filter_map(|(i, k)| Some((*i, vol.domain_of(k.0).ok()?))).collect();
         Ok(Self {
             setup: setup.clone(),
@@ -348,9 +367,10 @@ impl Runner {
         let got =
             guarded(|| perform(&mut OnVolume::alone(vol), slots, op)).map_err(|e| format!("{}: {e}", to_rust(op)))?;
         self.stats.ops += 1;
-        if matches!(got, Err(Error::NoSpace)) {
-            self.stats.full += 1;
-            return Ok(());
+        let full = matches!(got, Err(Error::NoSpace));
+        self.stats.full.add(op, full);
+        if full {
+            return full::little_room(vol, slots, op);
         }
         let sync = Synced::by(op, &self.model, &self.on_model);
         if let Op::Seek { at, off, hole } = op {
@@ -385,7 +405,7 @@ impl Runner {
                 self.history.add(ino, key, vol.domain_of(key.0).map_err(|e| format!("{key:?}: {e}"))?);
             }
             (Err(_), _) => self.stats.errors += 1,
-            _ => {}
+            _ => self.stats.moves += u64::from(full::moves_blocks(op)),
         }
         self.check_times(op, began).map_err(|e| format!("{}: {e}", to_rust(op)))?;
         self.history.push(op, &self.model, self.device.log_len(), sync);

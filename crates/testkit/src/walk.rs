@@ -4,6 +4,7 @@
 //! something else where they go on in the middle, a `..` that leads elsewhere, directories reached twice (a loop or a second
 //! link), link counts that are not the number of names.
 
+use crate::blocks::Blocks;
 use crate::model::{self, Ino, Link, Model, Node, Times};
 use crate::sparse::{PAGE, Sparse};
 use crate::subject::{Key, listing, stat_of, xattrs};
@@ -185,6 +186,7 @@ impl Seen {
                 entries: n.entries.iter().filter_map(|(e, k)| Some((e.clone(), *inos.get(k)?))).collect(),
                 links: n.links.iter().filter_map(link).collect(),
                 flags: n.stat.flags,
+                blocks: Blocks::of_unknown(n.data.size()),
                 linkable: false,
             };
             Some((*inos.get(key)?, node))

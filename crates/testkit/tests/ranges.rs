@@ -7,7 +7,7 @@ use braidfs::{Cred, Error, FallocMode, MkfsOptions, MountOptions, OpenFile, SetA
 use braidfs_check::online::{ScrubOptions, scrub_mounted};
 use braidfs_device::{CountDevice, Device, MemDevice};
 use braidfs_testkit::ops::{At, Op, P};
-use braidfs_testkit::run::{Act, Setup, acts_to_rust, replay};
+use braidfs_testkit::run::{Act, Setup, Stats, acts_to_rust, replay};
 use braidfs_testkit::walk::fsck;
 use std::sync::Arc;
 
@@ -72,15 +72,25 @@ fn acts(seed: u64, crashes: bool) -> Vec<Act> {
 }
 
 fn random(crashes: bool, first: u64) {
+    let mut sum = Stats::default();
     for seed in first..first + 40 {
         let acts = acts(seed, crashes);
-        if let Err(why) = replay(&Setup::vary(seed), &acts) {
-            let short = braidfs_testkit::shrink::shrink(&acts, std::time::Duration::from_secs(60), |a| {
-                replay(&Setup::vary(seed), a).is_err()
-            });
-            panic!("seed {seed}: {why}\n{}{:?}", acts_to_rust(&short), replay(&Setup::vary(seed), &short));
+        match replay(&Setup::vary(seed), &acts) {
+            Ok(stats) => sum.add(&stats),
+            Err(why) => {
+                let short = braidfs_testkit::shrink::shrink(&acts, std::time::Duration::from_secs(60), |a| {
+                    replay(&Setup::vary(seed), a).is_err()
+                });
+                panic!("seed {seed}: {why}\n{}{:?}", acts_to_rust(&short), replay(&Setup::vary(seed), &short));
+            }
         }
     }
+    println!("{sum:?}");
+    // one file of some hundred KiB has room on 64 MiB
+    sum.full.within(&[]).unwrap();
+    // two in five of 10,000 changes move blocks, and nearly half of these are refused, as they begin behind the file
+    assert!(sum.moves > 1000, "{sum:?}");
+    assert_eq!(sum.crashes > 0, crashes, "{sum:?}");
 }
 
 #[test]

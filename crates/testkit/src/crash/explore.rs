@@ -220,7 +220,8 @@ pub fn recorded(base: &Base, ops: &[Op], end: End, strict: bool) -> Result<Optio
     for op in ops {
         r.apply(op)?;
         marks.push(r.device().log_len());
-        if strict && r.stats.full > 0 {
+        if r.stats.full.total() > 0 {
+            // the volumes have room for all that is done
             return Err(format!("no space for {}", to_rust(op)));
         }
         if strict && r.stats.errors > 0 {

@@ -285,7 +285,7 @@ pub fn recorded(base: &Base, workload: &Threads) -> Result<Run, String> {
     let all = guarded(|| threads(&vol, &device, &lists, workload.schedule))?;
     let mut begun = vec![Vec::new(); lists.len()];
     all.iter().for_each(|d| begun[d.thread].push(d.log.0));
-    let mut history = History::new(base.model.clone(), base.keys.clone(), base.setup.overwrites());
+    let mut history = History::new(base.model.clone(), base.keys.clone(), &base.setup);
     let domain = |k: &Key| vol.domain_of(k.0).map_err(|e| format!("{k:?}: {e}"));
     for (ino, key) in &base.keys {
         history.domains.insert(*ino, domain(key)?);
@@ -296,8 +296,8 @@ pub fn recorded(base: &Base, workload: &Threads) -> Result<Run, String> {
     let mut steps = vec![0];
     for done in all {
         if matches!(done.got, Err(Error::NoSpace)) {
-            steps.push(placed.len());
-            continue;
+            // these volumes have room for all that the threads do
+            return Err(format!("thread {}: no space for {}", done.thread, to_rust(&done.op)));
         }
         let want = perform(&mut model, &mut slots[done.thread], &done.op);
         if !same_answer(&done.got, &want) {
