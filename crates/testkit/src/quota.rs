@@ -1,44 +1,70 @@
 //! A crash at every write and every flush while limits of a user, a group and a directory are set, used, changed and removed.
 //!
-//! After each the limits are those of one of the calls that had returned or were under way; fsck finds nothing, and what is
+//! After each the limits, each with all that it has, are those of one of the calls that had returned or were under way; fsck finds nothing, and what is
 //! counted is what there is.
 
 use crate::resize::options;
 use crate::run::Setup;
 use crate::tenant::each_crash;
 use crate::walk::fsck;
-use braidfs::{Cred, FileKind, InodeNo, MkfsOptions, QuotaOwner, Volume, mkfs};
+use braidfs::{Cred, FileKind, InodeNo, MkfsOptions, QuotaLimits, QuotaOwner, Volume, mkfs};
 use braidfs_device::{Device, MemDevice, RecordDevice};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 const USER: QuotaOwner = QuotaOwner::User(1000);
 const GROUP: QuotaOwner = QuotaOwner::Group(1000);
 
-/// Hard limits of the user, of the group and of the directory, bytes.
-type Hard = [Option<u64>; 3];
+/// Limits of the user, of the group and of the directory.
+type All = [QuotaLimits; 3];
 
-/// Those after each call.
-const STEPS: [Hard; 8] = [
-    [None, None, None],
-    [Some(8 * MIB), None, None],
-    [Some(8 * MIB), None, Some(2 * MIB)],
-    [Some(8 * MIB), Some(6 * MIB), Some(2 * MIB)],
-    [Some(4 * MIB), Some(6 * MIB), Some(2 * MIB)],
-    [Some(4 * MIB), Some(6 * MIB), None],
-    [None, Some(6 * MIB), None],
-    [None, None, None],
+/// No limits.
+const NONE: QuotaLimits =
+    QuotaLimits { space: None, soft_space: None, inodes: None, soft_inodes: None, grace: braidfs::GRACE };
+
+/// Limits of which each field is another for another `n`, and that nobody meets here.
+const fn limits(n: u64) -> QuotaLimits {
+    QuotaLimits {
+        space: Some((4 + n) * MIB),
+        soft_space: Some((3 + n) * MIB - 4096 * n),
+        inodes: Some(1000 + n),
+        soft_inodes: Some(500 - n),
+        grace: Duration::from_secs(86_400 + n),
+    }
+}
+
+/// Those after each call: each sets, changes or removes all that one owner has.
+const STEPS: [All; 9] = [
+    [NONE, NONE, NONE],
+    [limits(4), NONE, NONE],
+    [limits(4), NONE, limits(1)],
+    [limits(4), limits(2), limits(1)],
+    [limits(3), limits(2), limits(1)],
+    [limits(3), limits(2), limits(5)],
+    [limits(3), limits(2), NONE],
+    [NONE, limits(2), NONE],
+    [NONE, NONE, NONE],
 ];
 
-fn limits(v: &Volume) -> Hard {
+fn found(v: &Volume) -> All {
     let all = v.quotas();
-    let of = |is: fn(&QuotaOwner) -> bool| all.iter().filter(|q| is(&q.owner)).find_map(|q| q.limits.space);
+    let of = |is: fn(&QuotaOwner) -> bool| {
+        let found = all.iter().filter(|q| is(&q.owner)).map(|q| q.limits);
+        found.into_iter().find(|l| QuotaLimits { grace: NONE.grace, ..*l } != NONE).unwrap_or(NONE)
+    };
     [of(|o| *o == USER), of(|o| *o == GROUP), of(|o| matches!(o, QuotaOwner::Project(_)))]
 }
 
-/// Limits that a volume with [`Setup::quotas`] has, of so many bytes that nobody meets one.
-const LIMIT: u64 = 1 << 40;
+/// Limits that a volume with [`Setup::quotas`] has, of so much that nobody meets one.
+const LIMITS: QuotaLimits = QuotaLimits {
+    space: Some(1 << 40),
+    soft_space: Some(1 << 39),
+    inodes: Some(1 << 38),
+    soft_inodes: Some(1 << 37),
+    grace: Duration::from_secs(77),
+};
 const LIMITED: [QuotaOwner; 2] = [USER, QuotaOwner::Group(3)];
 
 /// Sets the limits of [`Setup::quotas`], and unmounts.
@@ -47,7 +73,7 @@ const LIMITED: [QuotaOwner; 2] = [USER, QuotaOwner::Group(3)];
 /// Of any of it.
 pub fn begin(v: Volume) -> Result<(), String> {
     for owner in LIMITED {
-        v.quota_change(owner, |l| l.space = Some(LIMIT)).map_err(|e| format!("{owner:?}: {e}"))?;
+        v.quota_change(owner, |l| *l = LIMITS).map_err(|e| format!("{owner:?}: {e}"))?;
     }
     v.unmount().map_err(|e| format!("unmount: {e}"))
 }
@@ -60,8 +86,8 @@ pub fn holds(v: &Volume, setup: &Setup) -> Result<(), String> {
     if !setup.quotas {
         return Ok(());
     }
-    let limits: Vec<_> = v.limited_quotas().into_iter().map(|q| (q.owner, q.limits.space)).collect();
-    if limits != LIMITED.map(|owner| (owner, Some(LIMIT))) {
+    let limits: Vec<_> = v.limited_quotas().into_iter().map(|q| (q.owner, q.limits)).collect();
+    if limits != LIMITED.map(|owner| (owner, LIMITS)) {
         return Err(format!("limits are {limits:?}"));
     }
     match v.quota_drift() {
@@ -93,7 +119,7 @@ fn look(image: MemDevice, done: usize) -> Result<usize, String> {
     let text = |e: braidfs::Error| e.to_string();
     fsck(&devices)?;
     let v = Volume::mount(devices.to_vec(), options()).map_err(text)?;
-    let (is, may) = (limits(&v), &STEPS[done..(done + 2).min(STEPS.len())]);
+    let (is, may) = (found(&v), &STEPS[done..(done + 2).min(STEPS.len())]);
     if !may.contains(&is) {
         return Err(format!("{is:?} after {done} calls"));
     }
@@ -104,7 +130,7 @@ fn look(image: MemDevice, done: usize) -> Result<usize, String> {
     counted(&v)?;
     // and it goes on, also where an assignment was cut off
     let dir = v.lookup(InodeNo::ROOT, b"d").map_err(text)?.ino;
-    let q = v.quota_directory(dir, |l| l.space = Some(3 * MIB)).map_err(text)?;
+    let q = v.quota_directory(dir, |l| *l = limits(9)).map_err(text)?;
     let project = v.getattr(v.lookup(dir, b"f").map_err(text)?.ino).map_err(text)?.project;
     if QuotaOwner::Project(project) != q.owner {
         return Err(format!("a file below {:?} is of project {project}", q.owner));
@@ -113,8 +139,9 @@ fn look(image: MemDevice, done: usize) -> Result<usize, String> {
     v.unmount().map_err(text)?;
     fsck(&devices).map_err(|e| format!("afterwards: {e}"))?;
     let v = Volume::mount(devices.to_vec(), options()).map_err(text)?;
-    if limits(&v)[2] != Some(3 * MIB) {
-        return Err("the limit is another one after an unmount".into());
+    let again = found(&v);
+    if again != [is[0], is[1], limits(9)] {
+        return Err(format!("{again:?} after an unmount"));
     }
     counted(&v)?;
     v.unmount().map_err(text)?;
@@ -147,15 +174,18 @@ pub fn every_crash_of_a_quota() -> Result<(usize, usize), String> {
         v.write(&f, 0, &[1; 20000]).map_err(text)?;
         v.fsync(f.ino(), false).map_err(text)
     };
-    v.quota_change(USER, |l| l.space = Some(8 * MIB)).map_err(text)?;
+    let set = |owner, to| v.quota_change(owner, |l| *l = to).map(drop).map_err(text);
+    set(USER, STEPS[1][0])?;
     ends.push(log.log_len());
     use_it(b"a")?;
-    let project = v.quota_directory(dir, |l| l.space = Some(2 * MIB)).map_err(text)?.owner;
+    let project = v.quota_directory(dir, |l| *l = STEPS[2][2]).map_err(text)?.owner;
     ends.push(log.log_len());
-    v.quota_change(GROUP, |l| l.space = Some(6 * MIB)).map_err(text)?;
+    set(GROUP, STEPS[3][1])?;
     ends.push(log.log_len());
     use_it(b"b")?;
-    v.quota_change(USER, |l| l.space = Some(4 * MIB)).map_err(text)?;
+    set(USER, STEPS[4][0])?;
+    ends.push(log.log_len());
+    set(project, STEPS[5][2])?;
     ends.push(log.log_len());
     v.unlink(dir, b"a").map_err(text)?;
     v.quota_remove(project).map_err(text)?;

@@ -216,6 +216,7 @@ fn deep(vol: Volume, device: &Arc<dyn Device>, setup: &Setup, seen: &Seen, colle
     fsck(std::slice::from_ref(device)).map_err(|e| format!("after recovery and unmount: {e}"))?;
     let vol = mount(std::slice::from_ref(device), setup).map_err(|e| format!("second mount: {e}"))?;
     let again = walk(&vol).map_err(|e| format!("after the second mount: {e}"))?;
+    quota::holds(&vol, setup).map_err(|e| format!("after the second mount: {e}"))?;
     let counted = vol.statfs();
     vol.crash();
     if (space.blocks, space.free, space.inodes, space.inodes_free)
@@ -237,6 +238,7 @@ fn fsck_first(device: &Arc<dyn Device>, setup: &Setup, seen: &Seen) -> Result<()
     fsck(one).map_err(|e| format!("fsck again: {e}"))?;
     let vol = mount(one, setup).map_err(|e| format!("mount after fsck: {e}"))?;
     let again = walk(&vol).map_err(|e| format!("after fsck: {e}"))?;
+    quota::holds(&vol, setup).map_err(|e| format!("after fsck: {e}"))?;
     vol.crash();
     same_tree(seen, &again).map_err(|e| format!("fsck before the mount shows something else: {e}"))
 }
@@ -432,6 +434,7 @@ impl<'a> Checker<'a> {
             let mounted = trace.log_len();
             let again = walk(&vol).map_err(|e| format!("after recovery: {e}"))?;
             same_tree(seen, &again).map_err(|e| format!("it shows something else: {e}"))?;
+            quota::holds(&vol, &setup)?;
             deep(vol, &device, &setup, &again, false)?;
             Ok(mounted)
         })
@@ -473,7 +476,12 @@ impl<'a> Checker<'a> {
         let seen = guarded(|| {
             let vol = mount(std::slice::from_ref(&device), self.setup).map_err(|e| format!("recovery: {e}"));
             mounted = trace.log_len();
-            let seen = vol.and_then(|vol| Ok((walk(&vol).map_err(|e| format!("after recovery: {e}"))?, vol)));
+            let seen = vol.and_then(|vol| {
+                let seen = walk(&vol).map_err(|e| format!("after recovery: {e}"))?;
+                // what this reads decides, too
+                quota::holds(&vol, self.setup)?;
+                Ok((seen, vol))
+            });
             reads = late.reads(&trace);
             let (seen, vol) = seen?;
             let digest = digest(&seen);
@@ -484,7 +492,6 @@ impl<'a> Checker<'a> {
                 }
                 allowed.insert(digest);
             }
-            quota::holds(&vol, self.setup)?;
             if go_on {
                 deep(vol, &device, self.setup, &seen, collect)?;
                 fsck_first(&(Arc::new(late.device(state)) as Arc<dyn Device>), self.setup, &seen)?;
