@@ -488,8 +488,6 @@ impl<'h> Oracle<'h> {
     }
 }
 
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

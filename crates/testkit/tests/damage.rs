@@ -1,6 +1,7 @@
-//! The damage matrix, as much of it as there is time for, in an order by the seed.
+//! The damage matrix, one in some of its cases, in an order by the seed.
 //!
-//! `BRAIDFS_DAMAGE_SECONDS` (default 12), `BRAIDFS_SEED`. All of it: the program `damage` of this crate.
+//! `BRAIDFS_DAMAGE_ONE_OF` (default 5), `BRAIDFS_DAMAGE_SECONDS` (default 300), `BRAIDFS_SEED`. All of it: the program `damage` of this
+//! crate.
 
 use braidfs::JournalReplay;
 use braidfs_check::{FsckOptions, check};
@@ -24,15 +25,17 @@ fn damage_is_noticed_repaired_and_told() {
     let seed = braidfs_testkit::seed();
     println!("BRAIDFS_SEED={seed}");
     let samples = [clean(false).unwrap(), crashed().unwrap(), clean(true).unwrap()];
-    let limits =
-        Limits { seed, time: Duration::from_secs(env_number("BRAIDFS_DAMAGE_SECONDS", 12)), ..Limits::default() };
+    let time = Duration::from_secs(env_number("BRAIDFS_DAMAGE_SECONDS", 300));
+    let one_of = env_number("BRAIDFS_DAMAGE_ONE_OF", 5).max(1) as usize;
+    let limits = Limits { seed, time, one_of, ..Limits::default() };
     let report = run(&samples, &limits, &|_, _, _| {});
     println!("{report}{} cases left", report.left);
     let failures: Vec<String> = report.failures.iter().take(10).map(ToString::to_string).collect();
     assert!(failures.is_empty(), "seed {seed}:\n{}", failures.join("\n"));
     let sum = report.sum();
-    // as many as there is time for: on a machine that does other things, too, few
-    assert!(sum.damaged > 20, "only {} volumes were damaged", sum.damaged);
+    // some damages change nothing
+    assert!(sum.damaged > report.left, "only {} volumes were damaged, {} cases left", sum.damaged, report.left);
+    assert!(sum.synced > sum.damaged, "only {} files were made on damaged volumes", sum.synced);
     // A block that is as it was before is whole: see docs/crash-contract.md for what of it goes unnoticed. Node blocks do not.
     let noticed = |kind: Kind, d: Option<Damage>| d != Some(Damage::Older) || kind == Kind::Node;
     let unnoticed: usize = report.totals.iter().filter(|((k, d), _)| noticed(*k, *d)).map(|(_, t)| t.served).sum();

@@ -80,6 +80,8 @@ pub struct Totals {
     pub served: usize,
     /// The last chunk of a journal vanished without a trace: no program can tell.
     pub traceless: usize,
+    /// Files that were made and synced on damaged volumes: each was right from then on, refused or named.
+    pub synced: usize,
     /// Volumes on which something was lost or changed and nobody said so.
     pub silent: usize,
     /// Repairs that did not end clean.
@@ -99,6 +101,7 @@ impl Totals {
         self.lossy += usize::from(o.given_up > 0);
         self.given_up += o.given_up;
         self.served += usize::from(!o.served.is_empty());
+        self.synced += o.synced;
         self.silent += usize::from(!o.silent.is_empty());
         self.not_repaired += usize::from(!o.not_repaired.is_empty());
     }
@@ -155,6 +158,7 @@ impl Report {
             t.given_up += x.given_up;
             t.served += x.served;
             t.traceless += x.traceless;
+            t.synced += x.synced;
             t.silent += x.silent;
             t.not_repaired += x.not_repaired;
             t.panics += x.panics;

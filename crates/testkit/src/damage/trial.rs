@@ -2,7 +2,7 @@
 
 use crate::damage::named::Named;
 use crate::damage::sample::mount;
-use crate::damage::truth::{OURS, Truth, Verdict, compare, split};
+use crate::damage::truth::{Entry, OURS, Truth, Verdict, compare, read_entry, split};
 use crate::ops::fill;
 use braidfs::OpenHow;
 use braidfs::{Cred, Volume};
@@ -28,6 +28,8 @@ pub struct Outcome {
     pub served: Vec<String>,
     /// Names lost or changed by the repair, each reported.
     pub given_up: usize,
+    /// Files that were made on the damaged volume, and whose fsync succeeded.
+    pub synced: usize,
     /// Lost or changed, and nobody said so.
     pub silent: Vec<String>,
     /// A repair left something, or the check after it found something.
@@ -44,6 +46,11 @@ impl Outcome {
 /// How the names of the truth were found.
 type Verdicts = BTreeMap<Vec<u8>, Verdict>;
 
+/// Both together.
+fn with(truth: &Truth, files: &Truth) -> Truth {
+    truth.iter().chain(files).map(|(path, e)| (path.clone(), e.clone())).collect()
+}
+
 /// A volume that was mounted and written before it was checked.
 const USED: &str = "used first";
 
@@ -58,16 +65,21 @@ fn name(path: &[u8]) -> String {
     format!("/{}", String::from_utf8_lossy(path).chars().take(60).collect::<String>())
 }
 
-/// Makes a file in every directory of the truth and reads it back: errors are allowed, other content is not.
-fn write_everywhere(v: &Volume, truth: &Truth, out: &mut Outcome) {
+/// Makes a file in every directory of the truth and reads it back: errors are allowed, other content is not. Those whose fsync
+/// succeeded: each must be right from then on, be refused, or be named.
+fn write_everywhere(v: &Volume, truth: &Truth, out: &mut Outcome) -> Truth {
+    let mut synced = Truth::new();
     let dirs: BTreeSet<&[u8]> = truth.keys().map(|p| split(p).0).collect();
     for (i, dir) in (0u32..).zip(dirs) {
         let path = [dir, b"/", OURS].concat();
         let how = OpenHow { read: true, write: true, create: true, mode: 0o600, ..OpenHow::default() };
+        let data = fill(i, 0, 9000);
         let done = v.open_path(&path, how, &Cred::root()).and_then(|f| {
-            let data = fill(i, 0, 9000);
             v.write(&f, 0, &data)?;
+            let entry = read_entry(v, f.ino())?;
             v.fsync(f.ino(), false)?;
+            // what follows may fail: it is promised
+            synced.insert(path.strip_prefix(b"/").unwrap_or(&path).to_vec(), Entry { data: data.clone(), ..entry });
             let mut back = vec![0; data.len()];
             v.read(&f, 0, &mut back)?;
             Ok(back == data)
@@ -78,27 +90,27 @@ fn write_everywhere(v: &Volume, truth: &Truth, out: &mut Outcome) {
             Err(_) => out.refused = true,
         }
     }
+    out.synced += synced.len();
+    synced
 }
 
-/// Mounts, compares, and writes if asked; how the names were found.
-fn visit(device: &Arc<MemDevice>, truth: &Truth, write: bool, out: &mut Outcome) -> Verdicts {
+/// Mounts, compares, and writes if asked; how the names were found, and which of those that it made were synced.
+fn visit(device: &Arc<MemDevice>, truth: &Truth, write: bool, out: &mut Outcome) -> (Verdicts, Truth) {
     let v = match mount(device) {
         Ok(v) => v,
         Err(_) => {
             out.refused = true;
-            return Verdicts::new();
+            return Default::default();
         }
     };
     out.traces.extend_from_slice(v.recovery_traces());
     let verdicts = compare(&v, truth, true);
     out.refused |= verdicts.values().any(|v| matches!(v, Verdict::Refused(_)));
-    if write {
-        write_everywhere(&v, truth, out);
-    }
+    let synced = if write { write_everywhere(&v, truth, out) } else { Truth::new() };
     if v.unmount().is_err() {
         out.refused = true;
     }
-    verdicts
+    (verdicts, synced)
 }
 
 /// Judges what a mount showed. What the check names was noticed, if late; the rest nobody said.
@@ -122,8 +134,32 @@ fn judge(verdicts: &Verdicts, truth: &Truth, named: &Named, out: &mut Outcome) {
     }
 }
 
+/// What was synced on a damaged volume before its second mount, with what that told of traces.
+#[derive(Default)]
+struct Made {
+    files: Truth,
+    traces: Vec<String>,
+}
+
+impl Made {
+    /// Judges the files as a mount showed them: what a check that found `named` then does not name is lost silently.
+    fn judge(&self, verdicts: &Verdicts, all: &Truth, mut named: Named, when: &str, out: &mut Outcome) {
+        named.add_traces(&self.traces);
+        for (path, verdict) in verdicts.iter().filter(|(path, _)| self.files.contains_key(*path)) {
+            let why = match verdict {
+                Verdict::Right | Verdict::Refused(_) => continue,
+                Verdict::Wrong(why) => why,
+                _ => "is gone",
+            };
+            if !named.covers(path, all, verdicts) && !named.journal_covers(path, all, verdicts) {
+                out.silent.push(format!("{when}: {}, synced on the damaged volume: {why}", name(path)));
+            }
+        }
+    }
+}
+
 /// Repairs `device` and judges what is left. `when` is for messages.
-fn repair(device: &Arc<MemDevice>, truth: &Truth, when: &str, out: &mut Outcome) {
+fn repair(device: &Arc<MemDevice>, truth: &Truth, made: &Made, when: &str, out: &mut Outcome) {
     let report = match fsck(device, &REPAIR) {
         Ok(r) => r,
         // Without a superblock or a device there is nothing to repair with: said so.
@@ -163,8 +199,10 @@ fn repair(device: &Arc<MemDevice>, truth: &Truth, when: &str, out: &mut Outcome)
     if when == USED {
         named.add_traces(&out.traces);
     }
-    let verdicts = compare(&v, truth, false);
-    for (path, verdict) in &verdicts {
+    let all = with(truth, &made.files);
+    let verdicts = compare(&v, &all, false);
+    made.judge(&verdicts, &all, Named::of(&report), when, out);
+    for (path, verdict) in verdicts.iter().filter(|(path, _)| !made.files.contains_key(*path)) {
         match verdict {
             Verdict::Right => {}
             Verdict::Refused(_) if named.covers(path, truth, &verdicts) => out.given_up += 1,
@@ -219,8 +257,15 @@ pub fn abuse(device: &Arc<MemDevice>, truth: &Truth) {
 pub fn trial(image: &Image, truth: &Truth) -> Outcome {
     let mut out = Outcome::default();
     let used = Arc::new(MemDevice::from_image(image.clone()));
-    let first = visit(&used, truth, true, &mut out);
-    let second = visit(&used, truth, false, &mut out);
+    let (first, files) = visit(&used, truth, true, &mut out);
+    let (told, all) = (out.traces.len(), with(truth, &files));
+    let (second, _) = visit(&used, &all, false, &mut out);
+    let made = Made { files, traces: out.traces[told..].to_vec() };
+    if second.iter().any(|(path, v)| made.files.contains_key(path) && !matches!(v, Verdict::Right)) {
+        let named = fsck(&used, &CHECK).map(|r| Named::of(&r)).unwrap_or_default();
+        made.judge(&second, &all, named, "second mount", &mut out);
+    }
+    let second: Verdicts = second.into_iter().filter(|(path, _)| !made.files.contains_key(path)).collect();
     let fresh = Arc::new(MemDevice::from_image(image.clone()));
     let mut named = Named::default();
     match fsck(&fresh, &CHECK) {
@@ -235,7 +280,7 @@ pub fn trial(image: &Image, truth: &Truth) -> Outcome {
     named.add_traces(&out.traces);
     judge(&first, truth, &named, &mut out);
     judge(&second, truth, &named, &mut out);
-    repair(&fresh, truth, "checked first", &mut out);
-    repair(&used, truth, USED, &mut out);
+    repair(&fresh, truth, &Made::default(), "checked first", &mut out);
+    repair(&used, truth, &made, USED, &mut out);
     out
 }

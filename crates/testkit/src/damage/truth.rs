@@ -24,7 +24,7 @@ pub struct Entry {
 /// All names of a volume: `""` is the root, others have no slash in front.
 pub type Truth = BTreeMap<Vec<u8>, Entry>;
 
-/// Names with this in front are made by the tests and not compared.
+/// Names with this in front are made by the tests, and compared where they are of a truth.
 pub const OURS: &[u8] = b"new by the trial";
 /// Where fsck puts what hangs nowhere.
 pub const LOST_FOUND: &[u8] = b"lost+found";
@@ -58,7 +58,11 @@ pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-fn read_entry(v: &Volume, ino: InodeNo) -> Result<Entry> {
+/// What is behind an inode's number.
+///
+/// # Errors
+/// Of the volume; [`Error::TooBig`] where it claims to be longer than any file of a sample.
+pub fn read_entry(v: &Volume, ino: InodeNo) -> Result<Entry> {
     let (mut stat, times) = stat_of(&v.getattr(ino)?);
     let xattrs = xattrs(v, ino)?;
     let data = match stat.kind {
