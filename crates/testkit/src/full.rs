@@ -122,7 +122,7 @@ fn names(op: &Op) -> (Vec<P>, Option<u8>) {
 fn concerned(vol: &Volume, slots: &Slots<OnVolume<'_>>, op: &Op) -> Vec<InodeNo> {
     let (paths, slot) = names(op);
     let with_dirs = paths.into_iter().flat_map(|p| [p, p.split().0]);
-    let found = with_dirs.filter_map(|p| walk_path(&mut OnVolume(vol), p).ok()).map(|k| k.0);
+    let found = with_dirs.filter_map(|p| walk_path(&mut OnVolume::among_others(vol), p).ok()).map(|k| k.0);
     let open = slot.and_then(|n| slots[usize::from(n) % SLOTS].as_ref()).map(|f| f.0.ino());
     found.chain(open).collect()
 }
