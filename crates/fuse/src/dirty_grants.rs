@@ -7,8 +7,9 @@
 //! asks again, or is seen to do something else, has stored them.
 //!
 //! One lock for the whole mount: what one domain can claim another one can, too. It is taken only where there is little
-//! room.
+//! room. Nobody looks what threads do under it ([`crate::looks`]).
 
+use crate::looks::Looks;
 use crate::node::WireId;
 use crate::requester::{self, Doing};
 use braidfs_sync::{Mutex, rank};
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 
 /// So long after it was told to go on a `write` is taken to be under way, whose thread is not seen.
 pub(crate) const LATELY: Duration = Duration::from_secs(2);
-/// Writers are looked at when there are so many, and twice as many as were in flight the last time.
+/// Writers that are gone are forgotten when there are so many, and twice as many as stayed the last time.
 const MANY: usize = 1024;
 
 #[derive(Debug)]
@@ -127,7 +128,7 @@ impl DirtyGrants {
         let mut l = self.0.lock();
         l.writers.remove(&key(id, thread));
         if l.writers.len() >= l.look_at.max(MANY) {
-            l.keep_in_flight(requester::thread_is_doing);
+            l.forget_gone();
             l.look_at = 2 * l.writers.len();
         }
         let granted = l.granted.checked_add(blocks).filter(|g| room() >= *g);
@@ -154,13 +155,15 @@ impl DirtyGrants {
     }
 
     /// Begins to have the kernel write back all that was granted by now. One at a time.
-    pub fn write_back(&self) -> WritingBack {
-        self.write_back_seeing(requester::thread_is_doing)
+    pub fn write_back(&self, looks: &Looks) -> WritingBack {
+        self.write_back_seeing(|threads| looks.at(threads))
     }
 
-    fn write_back_seeing(&self, doing: impl Fn(u32) -> Doing) -> WritingBack {
+    fn write_back_seeing(&self, look: impl FnOnce(Vec<u32>) -> HashMap<u32, Doing>) -> WritingBack {
+        let told: HashMap<u64, Instant> = self.0.lock().writers.iter().map(|(key, w)| (*key, w.told)).collect();
+        let seen = look(told.keys().filter_map(|key| u32::try_from(*key).ok()).collect());
         let mut l = self.0.lock();
-        let unseen = l.keep_in_flight(doing);
+        let unseen = l.keep_in_flight(&told, &seen);
         let blocks = l.granted.saturating_sub(l.in_flight());
         let files = l.promised.drain().map(|(_, id)| id).collect();
         let still: Vec<WireId> = l.writers.values().map(|w| w.id).collect();
@@ -181,19 +184,34 @@ impl Ledger {
         self.writers.values().map(|w| w.blocks).sum()
     }
 
-    /// Forgets writers that have stored their bytes; whether some of the others are not seen.
-    fn keep_in_flight(&mut self, doing: impl Fn(u32) -> Doing) -> bool {
+    /// Forgets writers that have stored their bytes: those that were `seen`, and were told to go on when `told` says, as the
+    /// others were after the look. Whether some that stay are not seen.
+    fn keep_in_flight(&mut self, told: &HashMap<u64, Instant>, seen: &HashMap<u32, Doing>) -> bool {
         let mut unseen = false;
-        self.writers.retain(|key, w| match u32::try_from(*key).map_or(Doing::Unknown, &doing) {
-            Doing::Writing(_) => true,
-            Doing::Other => false,
-            Doing::Unknown => {
-                let lately = w.told.elapsed() < LATELY;
-                unseen |= lately;
-                lately
+        self.writers.retain(|key, w| {
+            if told.get(key) != Some(&w.told) {
+                return true;
+            }
+            let doing = u32::try_from(*key).ok().and_then(|thread| seen.get(&thread));
+            match doing.copied().unwrap_or(Doing::Unknown) {
+                Doing::Writing(_) => true,
+                Doing::Other => false,
+                Doing::Unknown => {
+                    let lately = w.told.elapsed() < LATELY;
+                    unseen |= lately;
+                    lately
+                }
             }
         });
         unseen
+    }
+
+    /// Forgets writers that cannot be in the midst of a `write` any more.
+    fn forget_gone(&mut self) {
+        self.writers.retain(|key, w| match u32::try_from(*key) {
+            Ok(thread) => !requester::is_gone(thread),
+            Err(_) => w.told.elapsed() < LATELY,
+        });
     }
 }
 
@@ -204,6 +222,11 @@ mod tests {
 
     fn id(n: u64) -> WireId {
         WireId::new(InodeNo(n), 1)
+    }
+
+    /// A look at threads that do this.
+    fn seeing(doing: impl Fn(u32) -> Doing) -> impl FnOnce(Vec<u32>) -> HashMap<u32, Doing> {
+        move |threads| threads.into_iter().map(|t| (t, doing(t))).collect()
     }
 
     fn files(w: &WritingBack) -> Vec<u64> {
@@ -217,7 +240,7 @@ mod tests {
         let a = DirtyGrants::default();
         assert!(a.grant((id(10), 1), 60, || 100, drop) && a.grant((id(11), 2), 40, || 100, drop));
         assert!(!a.grant((id(12), 3), 1, || 100, drop));
-        let w = a.write_back_seeing(|_| Doing::Other);
+        let w = a.write_back_seeing(seeing(|_| Doing::Other));
         assert_eq!(files(&w), [10, 11]);
         assert!(!a.grant((id(12), 3), 1, || 100, drop), "nothing is written yet");
         assert_eq!(a.written_back(w), Left { blocks: 0, unseen: false });
@@ -232,7 +255,7 @@ mod tests {
         a.take_back((id(10), 3));
         assert!(!a.grant((id(10), 2), 41, || 100, drop) && a.grant((id(10), 2), 40, || 100, drop));
         // also while the rest is being written back
-        let w = a.write_back_seeing(|t| if t == 2 { Doing::Writing(None) } else { Doing::Other });
+        let w = a.write_back_seeing(seeing(|t| if t == 2 { Doing::Writing(None) } else { Doing::Other }));
         a.take_back((id(10), 2));
         assert_eq!(a.written_back(w), Left { blocks: 0, unseen: false });
     }
@@ -241,30 +264,46 @@ mod tests {
     fn who_is_in_flight_is_written_back_again() {
         let a = DirtyGrants::default();
         assert!(a.grant((id(10), 1), 60, || 100, drop) && a.grant((id(11), 2), 40, || 100, drop));
-        let w = a.write_back_seeing(|t| if t == 2 { Doing::Writing(None) } else { Doing::Other });
+        let w = a.write_back_seeing(seeing(|t| if t == 2 { Doing::Writing(None) } else { Doing::Other }));
         assert_eq!(files(&w), [10, 11]);
         assert_eq!(a.written_back(w), Left { blocks: 40, unseen: false });
         assert!(!a.grant((id(10), 1), 61, || 100, drop) && a.grant((id(10), 1), 60, || 100, drop));
-        let w = a.write_back_seeing(|_| Doing::Other);
+        let w = a.write_back_seeing(seeing(|_| Doing::Other));
         assert_eq!((files(&w), a.written_back(w).blocks), (vec![10, 11], 0));
         // one that asks again has stored what it was granted before
         assert!(a.grant((id(10), 1), 60, || 100, drop) && !a.grant((id(10), 1), 60, || 100, drop));
-        let w = a.write_back_seeing(|_| Doing::Writing(None));
+        let w = a.write_back_seeing(seeing(|_| Doing::Writing(None)));
         assert_eq!((files(&w), a.written_back(w).blocks), (vec![10], 0));
+    }
+
+    /// A look may take long, and writers go on meanwhile: what it saw says nothing of who was told to go on since.
+    #[test]
+    fn who_asks_during_a_look_is_in_flight() {
+        let a = DirtyGrants::default();
+        assert!(a.grant((id(10), 1), 50, || 100, drop));
+        let w = a.write_back_seeing(|threads| {
+            assert!(a.grant((id(10), 1), 20, || 100, drop) && a.grant((id(11), 2), 30, || 100, drop));
+            seeing(|_| Doing::Other)(threads)
+        });
+        assert_eq!(files(&w), [10, 11]);
+        assert_eq!(a.written_back(w), Left { blocks: 50, unseen: false });
+        // of a thread that was given up nothing is known
+        let w = a.write_back_seeing(|_| HashMap::new());
+        assert_eq!(a.written_back(w), Left { blocks: 50, unseen: true });
     }
 
     #[test]
     fn who_is_not_seen_is_in_flight_a_while() {
         let a = DirtyGrants::default();
         assert!(a.grant((id(10), 0), 5, || 100, drop) && a.grant((id(11), 7), 5, || 100, drop));
-        let w = a.write_back_seeing(|_| Doing::Unknown);
+        let w = a.write_back_seeing(seeing(|_| Doing::Unknown));
         assert_eq!(a.written_back(w), Left { blocks: 10, unseen: true });
         a.0.lock().writers.values_mut().for_each(|w| w.told -= 2 * LATELY);
-        let w = a.write_back_seeing(|_| Doing::Unknown);
+        let w = a.write_back_seeing(seeing(|_| Doing::Unknown));
         assert_eq!((files(&w), a.written_back(w)), (vec![10, 11], Left { blocks: 0, unseen: false }));
         // a thread that is gone
         assert!(a.grant((id(3), u32::MAX >> 2), 5, || 100, drop));
-        let w = a.write_back();
+        let w = a.write_back(&Looks::default());
         assert_eq!(a.written_back(w).blocks, 0);
     }
 
@@ -275,7 +314,7 @@ mod tests {
         let text = serde_json::to_string(&a.handed()).unwrap();
         let b = DirtyGrants::of_handed(&serde_json::from_str(&text).unwrap());
         assert!(!b.grant((id(12), 3), 11, || 100, drop) && b.grant((id(12), 3), 10, || 100, drop));
-        let w = b.write_back_seeing(|t| if t == 1 { Doing::Writing(None) } else { Doing::Other });
+        let w = b.write_back_seeing(seeing(|t| if t == 1 { Doing::Writing(None) } else { Doing::Other }));
         assert_eq!(files(&w), [10, 11, 12]);
         assert_eq!(b.written_back(w), Left { blocks: 90, unseen: true }, "in flight, and one that is not seen");
     }

@@ -17,6 +17,7 @@ use crate::dirty_grants::DirtyGrants;
 use crate::flagged::Flagged;
 use crate::handles::Handles;
 use crate::listing::Listings;
+use crate::looks::Looks;
 use crate::ops::{self, Durable, Samples, Syncs, TellDevices};
 use crate::pace::Pacer;
 use crate::profile::{Profile, Xattr};
@@ -164,6 +165,8 @@ pub(crate) struct BraidFs {
     pub(crate) dirty_grants: DirtyGrants,
     /// The same for owners with limits.
     pub(crate) quota_grants: QuotaGrants,
+    /// What those do.
+    pub(crate) looks: Looks,
     pub(crate) jobs: mpsc::Sender<Job>,
     /// The volume's own mount, and those of tenants.
     pub(crate) connections: Arc<Connections>,
@@ -264,6 +267,7 @@ impl BraidFs {
             tight,
             dirty_grants: DirtyGrants::default(),
             quota_grants: QuotaGrants::default(),
+            looks: Looks::default(),
             jobs,
             connections: Arc::default(),
             pacer: Arc::default(),

@@ -29,6 +29,7 @@ mod fs;
 mod handles;
 mod latency;
 mod listing;
+mod looks;
 mod lookups;
 mod mount;
 mod mount_table;

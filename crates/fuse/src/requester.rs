@@ -100,7 +100,7 @@ fn parse_stack(stack: &str) -> Option<Doing> {
     stack.lines().find_map(decides)
 }
 
-/// What a thread does, which may be gone.
+/// What a thread does, which may be gone. Of one that waits for no answer: by [`crate::looks`] only.
 pub(crate) fn thread_is_doing(thread: u32) -> Doing {
     match of_thread(thread, "syscall") {
         Ok(text) => parse_doing(&text),
@@ -111,7 +111,10 @@ pub(crate) fn thread_is_doing(thread: u32) -> Doing {
 }
 
 /// Where a thread that is inside `write` or `pwrite` writes, and how many bytes; `None` for the place: at the end of the file.
-pub(crate) fn write_range(thread: u32) -> Option<(Option<u64>, u64)> {
+pub(crate) type WriteRange = (Option<u64>, u64);
+
+/// Where a thread writes that asks, and how much.
+pub(crate) fn write_range(thread: u32) -> Option<WriteRange> {
     let text = of_thread(thread, "syscall").ok()?;
     let Doing::Writing(Some(len)) = parse_doing(&text) else { return None };
     let number = |at| u64::from_str_radix(text.split_ascii_whitespace().nth(at)?.strip_prefix("0x")?, 16).ok();
@@ -144,7 +147,8 @@ fn of_thread(thread: u32, file: &str) -> io::Result<String> {
     fs::read_to_string(format!("/proc/{thread}/{file}"))
 }
 
-fn is_gone(thread: u32) -> bool {
+/// Whether there is no such thread any more.
+pub(crate) fn is_gone(thread: u32) -> bool {
     let pid = i32::try_from(thread).ok().and_then(Pid::from_raw);
     pid.is_none_or(|pid| test_kill_process(pid) == Err(rustix::io::Errno::SRCH))
 }

@@ -60,7 +60,7 @@ use crate::node::WireId;
 use crate::ops::attr_out;
 use crate::profile::Cache;
 use crate::request::{Answer, Handled, Outcome, Request};
-use crate::requester::{self, Doing};
+use crate::requester::{self, Doing, WriteRange};
 use crate::session::run_aside;
 use crate::transport::Later;
 use braidfs::format::inode::{APPEND, IMMUTABLE};
@@ -131,6 +131,8 @@ pub(crate) struct Tight {
 struct Fit {
     id: WireId,
     thread: u32,
+    /// Where it writes, as far as that is seen.
+    range: Option<WriteRange>,
     /// Blocks that the write will need at most.
     need: u64,
     later: Later,
@@ -596,8 +598,8 @@ impl BraidFs {
             out.put(&attr_out(&attr, 0));
             return Ok(Outcome::Reply);
         }
-        let thread = req.head.pid;
-        if self.has_its_blocks(ino, thread) {
+        let range = requester::write_range(req.head.pid);
+        if self.has_its_blocks(ino, range) {
             out.put(&attr_out(&attr, 0));
             return Ok(Outcome::Reply);
         }
@@ -615,7 +617,7 @@ impl BraidFs {
             }
             let want = fs.last_blocks(ino);
             match fs.find_room(ino, want, later.channel()) {
-                Ok(room) if room >= want || fs.has_its_blocks(ino, thread) => {}
+                Ok(room) if room >= want || fs.has_its_blocks(ino, range) => {}
                 Ok(_) => return later.done(Err(Errno::NOSPC)),
                 Err(e) => return later.done(Err(errno(e))),
             }
@@ -641,22 +643,23 @@ impl BraidFs {
         };
         let goes_on =
             need.is_none_or(|need| (plenty || !self.is_unknown(ino)) && self.grant((id, thread), need, plenty));
-        if goes_on || self.has_its_blocks(ino, thread) {
+        let range = if goes_on { None } else { requester::write_range(thread) };
+        if goes_on || self.has_its_blocks(ino, range) {
             out.put(&attr_out(&attr, 0));
             return Ok(Outcome::Reply);
         }
         let need = need.unwrap_or(0);
         let Some(waiting) = self.let_wait(false) else { return Err(Errno::NOSPC) };
-        let fit = Fit { id, thread, need, later: cx.later(), since: Instant::now(), _waiting: waiting };
+        let fit = Fit { id, thread, range, need, later: cx.later(), since: Instant::now(), _waiting: waiting };
         // A job that cannot be handed over is dropped, and answers EIO.
         let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.make_fit(fit)));
         Ok(Outcome::Deferred)
     }
 
-    /// Whether the file has all blocks that the thread is about to write, as `fallocate` gave them: that takes no room, and
+    /// Whether the file has all blocks that a thread is about to write, as `fallocate` gave them: that takes no room, and
     /// does not count as granted. Not known of appends: the kernel may know a later end than the volume.
-    fn has_its_blocks(&self, ino: InodeNo, thread: u32) -> bool {
-        let Some((Some(offset), len)) = requester::write_range(thread) else { return false };
+    fn has_its_blocks(&self, ino: InodeNo, range: Option<WriteRange>) -> bool {
+        let Some((Some(offset), len)) = range else { return false };
         self.vol.blocks_to_write(ino, offset, len).is_ok_and(|blocks| blocks == 0)
     }
 
@@ -689,7 +692,7 @@ impl BraidFs {
         }
         match self.find_room(ino, fit.need.saturating_add(left.blocks), fit.later.channel()) {
             // what is committed may be written where it lies
-            Ok(_) if fits() || self.has_its_blocks(ino, fit.thread) => self.tell_attr(ino, fit.later),
+            Ok(_) if fits() || self.has_its_blocks(ino, fit.range) => self.tell_attr(ino, fit.later),
             Ok(_) => fit.later.done(Err(Errno::NOSPC)),
             Err(e) => fit.later.done(Err(errno(e))),
         }
@@ -817,7 +820,7 @@ impl BraidFs {
     /// Has the kernel write back what was granted, on a mount without OPEN; what is left. By the helper thread
     /// only.
     fn write_back_granted(&self, channel: &Channel) -> Left {
-        let writing = self.dirty_grants.write_back();
+        let writing = self.dirty_grants.write_back(&self.looks);
         writing.files.iter().for_each(|id| self.drop_pages(*id, None, channel));
         let left = self.dirty_grants.written_back(writing);
         self.keep_rooms();

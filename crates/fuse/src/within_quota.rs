@@ -18,7 +18,7 @@ use crate::node::WireId;
 use crate::ops::attr_out;
 use crate::profile::Cache;
 use crate::request::{Answer, Outcome, Request};
-use crate::requester::{self, Doing};
+use crate::requester::{self, Doing, WriteRange};
 use crate::transport::Later;
 use braidfs::{Error, Force, Forced, InodeNo, QuotaOwner};
 use braidfs_sync::slots::PerSlot;
@@ -100,6 +100,8 @@ impl QuotaGrants {
 struct Fit {
     id: WireId,
     thread: u32,
+    /// Where it writes, as far as that is seen.
+    range: Option<WriteRange>,
     owners: Vec<QuotaOwner>,
     /// Blocks that it is taken to need, until it is known better.
     need: u64,
@@ -140,7 +142,8 @@ impl BraidFs {
         let Err(refused) = self.grants(id, thread, need, &owners) else { return Ok(None) };
         let Some(waiting) = self.let_wait(false) else { return Err(refusal(refused)) };
         let later = cx.later();
-        let fit = Fit { id, thread, owners, need, later, since: Instant::now(), _waiting: waiting };
+        let range = requester::write_range(thread);
+        let fit = Fit { id, thread, range, owners, need, later, since: Instant::now(), _waiting: waiting };
         // A job that cannot be handed over is dropped, and answers EIO.
         let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.fit_quota(fit)));
         Ok(Some(Outcome::Deferred))
@@ -163,7 +166,7 @@ impl BraidFs {
         let (mut blocks, mut unseen) = (0, false);
         for owner in &fit.owners {
             let ledger = self.quota_grants.of(*owner);
-            let writing = ledger.write_back();
+            let writing = ledger.write_back(&self.looks);
             writing.files.iter().for_each(|id| self.drop_pages(*id, None, fit.later.channel()));
             let left = ledger.written_back(writing);
             (blocks, unseen) = (blocks.max(left.blocks), unseen | left.unseen);
@@ -171,7 +174,7 @@ impl BraidFs {
         self.end_removals(fit.later.channel());
         let ino = fit.id.ino();
         // what the file has is known by now
-        let need = requester::write_range(fit.thread).and_then(|(offset, len)| {
+        let need = fit.range.and_then(|(offset, len)| {
             let offset = offset.map_or_else(|| self.vol.getattr(ino).map(|a| a.size), Ok).ok()?;
             self.vol.new_blocks(ino, offset, len).ok()
         });

@@ -111,6 +111,8 @@ ranks! {
     Grants = -1, "grants" 0, One, (): "grants";
     /// What writers were granted, by owners with limits.
     QuotaGrants = -1, "quota grants" 0, One, (): "grants by owner";
+    /// Who looks what writers do.
+    Looks = -1, "looks" 0, One, (): "looks at writers";
     /// The scrub that runs.
     Scrub = -1, "scrub" 0, One, (): "scrub";
     /// The change of devices that runs.
