@@ -5,10 +5,13 @@ import contextlib
 import ctypes
 import errno
 import os
+import pathlib
+import resource
+import select
 import signal
 import struct
 
-from fslib import fork_for, in_child, quiet
+from fslib import Skipped, fork_for, in_child, quiet
 from mount_tests.common import LIBC, check, must, root_only, same
 from mount_tests.nearly_full import MIB, with_little_room
 
@@ -77,15 +80,24 @@ def until_full(path):
     return taken
 
 
+def room(own):
+    return os.statvfs(own.mnt).f_bavail * 4096
+
+
+def leave(own, size):
+    """Takes all room but so many bytes."""
+    filler = os.open(own.mnt / "filler", os.O_CREAT | os.O_WRONLY)
+    os.posix_fallocate(filler, 0, room(own) - size)
+    os.close(filler)
+
+
 @check(seconds=120)
 def a_writer_in_an_execve_that_does_not_end(volume, _top):
     """The process of one who has just written closes, in an `execve`, a file whose server does not answer. Until that ends
     nobody can see what it does; others write on."""
     root_only()
     with with_little_room(volume) as own:
-        filler = os.open(own.mnt / "filler", os.O_CREAT | os.O_WRONLY)
-        os.posix_fallocate(filler, 0, os.statvfs(own.mnt).f_bavail * 4096 - 12 * MIB)
-        os.close(filler)
+        leave(own, 12 * MIB)
         other, child = Unanswering(volume.image.parent / "unanswering"), 0
         try:
             child = os.fork()
@@ -105,3 +117,63 @@ def a_writer_in_an_execve_that_does_not_end(volume, _top):
             if child:
                 os.waitpid(child, 0)
         same(os.stat(own.mnt / "f").st_size, MIB, "what it wrote")
+
+
+@check
+def a_writer_that_waits_elsewhere(volume, _top):
+    """A thread has written, and then the same call of it waits for the reader of a pipe: what it wrote counts once."""
+    with with_little_room(volume) as own:
+        before, (reader, writer) = room(own), os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                data = b"w" * (16 * MIB)
+                fd = os.open(own.mnt / "f", os.O_CREAT | os.O_WRONLY)
+                for target in (fd, writer):
+                    os.dup2(target, fd)
+                    os.write(fd, data)
+            finally:
+                os._exit(0)
+        try:
+            must(select.select([reader], [], [], 30)[0], "it writes to the pipe")
+            taken = in_child(lambda: until_full(own.mnt / "g"), 30)
+            must(taken > before - 24 * MIB, f"{taken} of {before} bytes were taken beside 16 MiB")
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.close(reader)
+            os.close(writer)
+
+
+@check
+def a_core_that_does_not_fit(volume, _top):
+    """The kernel writes a core on behalf of a thread that is in no `write`: not more than there is room for."""
+    pattern = pathlib.Path("/proc/sys/kernel/core_pattern").read_text()
+    if pattern[0] in "|/":
+        raise Skipped(f"cores are not written where a program runs: {pattern.strip()}")
+    with with_little_room(volume) as own:
+        leave(own, 8 * MIB)
+        where = own.mnt / "d"
+        where.mkdir()
+
+        def die():
+            resource.setrlimit(resource.RLIMIT_CORE, (resource.RLIM_INFINITY,) * 2)
+            os.chdir(where)
+            memory = bytearray(b"m") * (40 * MIB)
+            signal.signal(signal.SIGABRT, signal.SIG_DFL)
+            os.abort()
+            return memory
+
+        child = os.fork()
+        if child == 0:
+            try:
+                die()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        cores = list(where.iterdir())
+        if not cores:
+            raise Skipped("no core is written here")
+        with open(cores[0], "rb") as core:
+            os.fsync(core.fileno())
+            must(core.seek(0, os.SEEK_END) >= 2 * MIB, "hardly anything of a core was written")

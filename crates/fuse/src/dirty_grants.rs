@@ -4,14 +4,14 @@
 //! ([`crate::room`]). So it is known how much was granted, to which files, and to which threads, each of which is in one
 //! `write` at a time. What was granted counts until the kernel has written the file back; a thread that was told to go on
 //! and has not stored its bytes by then is *in flight*, and its grant, and its file, stay for the next time. A thread that
-//! asks again, or is seen to do something else, has stored them.
+//! asks again, or is seen in another call than it asked in, has stored them.
 //!
 //! One lock for the whole mount: what one domain can claim another one can, too. It is taken only where there is little
 //! room. Nobody looks what threads do under it ([`crate::looks`]).
 
 use crate::looks::Looks;
 use crate::node::WireId;
-use crate::requester::{self, Doing};
+use crate::requester::{self, Call, Doing, Seen};
 use braidfs_sync::{Mutex, rank};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -22,9 +22,20 @@ pub(crate) const LATELY: Duration = Duration::from_secs(2);
 /// Writers that are gone are forgotten when there are so many, and twice as many as stayed the last time.
 const MANY: usize = 1024;
 
+/// Who asks to write, and to which file.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asker {
+    pub id: WireId,
+    /// 0: it is not known.
+    pub thread: u32,
+    /// The call that it asks in, where somebody looked.
+    pub call: Option<Call>,
+}
+
 #[derive(Debug)]
 struct Writer {
     id: WireId,
+    call: Option<Call>,
     /// What it may take.
     blocks: u64,
     told: Instant,
@@ -69,9 +80,11 @@ pub(crate) struct WritingBack {
 /// Not a thread.
 const NAMELESS: u64 = 1 << 63;
 
-/// The key of a thread that writes to the file; 0: it is not known.
-fn key(id: WireId, thread: u32) -> u64 {
-    if thread == 0 { NAMELESS | id.ino().0 } else { thread.into() }
+impl Asker {
+    /// The key of the thread.
+    fn key(&self) -> u64 {
+        if self.thread == 0 { NAMELESS | self.id.ino().0 } else { self.thread.into() }
+    }
 }
 
 /// What one process tells the next of it.
@@ -106,7 +119,7 @@ impl DirtyGrants {
     /// As it was in another process; the writers count as told just now.
     pub fn of_handed(handed: &HandedGrants) -> Self {
         let told = Instant::now();
-        let writer = |&(key, id, blocks): &(u64, u64, u64)| (key, Writer { id: WireId(id), blocks, told });
+        let writer = |&(key, id, blocks): &(u64, u64, u64)| (key, Writer { id: WireId(id), call: None, blocks, told });
         Self(Mutex::new(Ledger {
             granted: handed.granted,
             promised: handed.promised.iter().map(|id| (WireId(*id).ino().0, WireId(*id))).collect(),
@@ -118,15 +131,10 @@ impl DirtyGrants {
     /// A thread asks to write so many blocks: grants them where they fit into `room` beside all that is granted. The room is
     /// looked at under the lock: else what was written back in between would count neither here nor there. So does `tell`, which
     /// is told how much is granted then.
-    pub fn grant(
-        &self,
-        (id, thread): (WireId, u32),
-        blocks: u64,
-        room: impl FnOnce() -> u64,
-        tell: impl FnOnce(u64),
-    ) -> bool {
+    pub fn grant(&self, asker: Asker, blocks: u64, room: impl FnOnce() -> u64, tell: impl FnOnce(u64)) -> bool {
         let mut l = self.0.lock();
-        l.writers.remove(&key(id, thread));
+        let Asker { id, call, .. } = asker;
+        l.writers.remove(&asker.key());
         if l.writers.len() >= l.look_at.max(MANY) {
             l.forget_gone();
             l.look_at = 2 * l.writers.len();
@@ -136,15 +144,15 @@ impl DirtyGrants {
         let Some(granted) = granted else { return false };
         l.granted = granted;
         l.promised.insert(id.ino().0, id);
-        l.writers.insert(key(id, thread), Writer { id, blocks, told: Instant::now() });
+        l.writers.insert(asker.key(), Writer { id, call, blocks, told: Instant::now() });
         true
     }
 
     /// The `write` of a thread that was granted blocks just now does not come.
-    pub fn take_back(&self, (id, thread): (WireId, u32)) {
+    pub fn take_back(&self, asker: Asker) {
         let mut l = self.0.lock();
         // one that is no longer in flight is taken to have stored them, and is written back
-        if let Some(writer) = l.writers.remove(&key(id, thread)) {
+        if let Some(writer) = l.writers.remove(&asker.key()) {
             l.granted = l.granted.saturating_sub(writer.blocks);
         }
     }
@@ -159,7 +167,7 @@ impl DirtyGrants {
         self.write_back_seeing(|threads| looks.at(threads))
     }
 
-    fn write_back_seeing(&self, look: impl FnOnce(Vec<u32>) -> HashMap<u32, Doing>) -> WritingBack {
+    fn write_back_seeing(&self, look: impl FnOnce(Vec<u32>) -> HashMap<u32, Seen>) -> WritingBack {
         let told: HashMap<u64, Instant> = self.0.lock().writers.iter().map(|(key, w)| (*key, w.told)).collect();
         let seen = look(told.keys().filter_map(|key| u32::try_from(*key).ok()).collect());
         let mut l = self.0.lock();
@@ -186,14 +194,14 @@ impl Ledger {
 
     /// Forgets writers that have stored their bytes: those that were `seen`, and were told to go on when `told` says, as the
     /// others were after the look. Whether some that stay are not seen.
-    fn keep_in_flight(&mut self, told: &HashMap<u64, Instant>, seen: &HashMap<u32, Doing>) -> bool {
+    fn keep_in_flight(&mut self, told: &HashMap<u64, Instant>, seen: &HashMap<u32, Seen>) -> bool {
         let mut unseen = false;
         self.writers.retain(|key, w| {
             if told.get(key) != Some(&w.told) {
                 return true;
             }
-            let doing = u32::try_from(*key).ok().and_then(|thread| seen.get(&thread));
-            match doing.copied().unwrap_or(Doing::Unknown) {
+            let seen = u32::try_from(*key).ok().and_then(|thread| seen.get(&thread));
+            match seen.map_or(Doing::Unknown, |seen| seen.since(w.call)) {
                 Doing::Writing(_) => true,
                 Doing::Other => false,
                 Doing::Unknown => {
@@ -225,8 +233,12 @@ mod tests {
     }
 
     /// A look at threads that do this.
-    fn seeing(doing: impl Fn(u32) -> Doing) -> impl FnOnce(Vec<u32>) -> HashMap<u32, Doing> {
-        move |threads| threads.into_iter().map(|t| (t, doing(t))).collect()
+    fn seeing(doing: impl Fn(u32) -> Doing) -> impl FnOnce(Vec<u32>) -> HashMap<u32, Seen> {
+        move |threads| threads.into_iter().map(|t| (t, Seen { doing: doing(t), call: None })).collect()
+    }
+
+    fn by(file: u64, thread: u32) -> Asker {
+        Asker { id: id(file), thread, call: None }
     }
 
     fn files(w: &WritingBack) -> Vec<u64> {
@@ -238,40 +250,40 @@ mod tests {
     #[test]
     fn what_is_granted_counts_until_it_is_written_back() {
         let a = DirtyGrants::default();
-        assert!(a.grant((id(10), 1), 60, || 100, drop) && a.grant((id(11), 2), 40, || 100, drop));
-        assert!(!a.grant((id(12), 3), 1, || 100, drop));
+        assert!(a.grant(by(10, 1), 60, || 100, drop) && a.grant(by(11, 2), 40, || 100, drop));
+        assert!(!a.grant(by(12, 3), 1, || 100, drop));
         let w = a.write_back_seeing(seeing(|_| Doing::Other));
         assert_eq!(files(&w), [10, 11]);
-        assert!(!a.grant((id(12), 3), 1, || 100, drop), "nothing is written yet");
+        assert!(!a.grant(by(12, 3), 1, || 100, drop), "nothing is written yet");
         assert_eq!(a.written_back(w), Left { blocks: 0, unseen: false });
-        assert!(a.grant((id(12), 3), 100, || 100, drop));
+        assert!(a.grant(by(12, 3), 100, || 100, drop));
     }
 
     #[test]
     fn what_is_taken_back_does_not_count() {
         let a = DirtyGrants::default();
-        assert!(a.grant((id(10), 1), 60, || 100, drop) && a.grant((id(10), 2), 40, || 100, drop));
-        a.take_back((id(10), 2));
-        a.take_back((id(10), 3));
-        assert!(!a.grant((id(10), 2), 41, || 100, drop) && a.grant((id(10), 2), 40, || 100, drop));
+        assert!(a.grant(by(10, 1), 60, || 100, drop) && a.grant(by(10, 2), 40, || 100, drop));
+        a.take_back(by(10, 2));
+        a.take_back(by(10, 3));
+        assert!(!a.grant(by(10, 2), 41, || 100, drop) && a.grant(by(10, 2), 40, || 100, drop));
         // also while the rest is being written back
         let w = a.write_back_seeing(seeing(|t| if t == 2 { Doing::Writing(None) } else { Doing::Other }));
-        a.take_back((id(10), 2));
+        a.take_back(by(10, 2));
         assert_eq!(a.written_back(w), Left { blocks: 0, unseen: false });
     }
 
     #[test]
     fn who_is_in_flight_is_written_back_again() {
         let a = DirtyGrants::default();
-        assert!(a.grant((id(10), 1), 60, || 100, drop) && a.grant((id(11), 2), 40, || 100, drop));
+        assert!(a.grant(by(10, 1), 60, || 100, drop) && a.grant(by(11, 2), 40, || 100, drop));
         let w = a.write_back_seeing(seeing(|t| if t == 2 { Doing::Writing(None) } else { Doing::Other }));
         assert_eq!(files(&w), [10, 11]);
         assert_eq!(a.written_back(w), Left { blocks: 40, unseen: false });
-        assert!(!a.grant((id(10), 1), 61, || 100, drop) && a.grant((id(10), 1), 60, || 100, drop));
+        assert!(!a.grant(by(10, 1), 61, || 100, drop) && a.grant(by(10, 1), 60, || 100, drop));
         let w = a.write_back_seeing(seeing(|_| Doing::Other));
         assert_eq!((files(&w), a.written_back(w).blocks), (vec![10, 11], 0));
         // one that asks again has stored what it was granted before
-        assert!(a.grant((id(10), 1), 60, || 100, drop) && !a.grant((id(10), 1), 60, || 100, drop));
+        assert!(a.grant(by(10, 1), 60, || 100, drop) && !a.grant(by(10, 1), 60, || 100, drop));
         let w = a.write_back_seeing(seeing(|_| Doing::Writing(None)));
         assert_eq!((files(&w), a.written_back(w).blocks), (vec![10], 0));
     }
@@ -280,9 +292,9 @@ mod tests {
     #[test]
     fn who_asks_during_a_look_is_in_flight() {
         let a = DirtyGrants::default();
-        assert!(a.grant((id(10), 1), 50, || 100, drop));
+        assert!(a.grant(by(10, 1), 50, || 100, drop));
         let w = a.write_back_seeing(|threads| {
-            assert!(a.grant((id(10), 1), 20, || 100, drop) && a.grant((id(11), 2), 30, || 100, drop));
+            assert!(a.grant(by(10, 1), 20, || 100, drop) && a.grant(by(11, 2), 30, || 100, drop));
             seeing(|_| Doing::Other)(threads)
         });
         assert_eq!(files(&w), [10, 11]);
@@ -295,14 +307,14 @@ mod tests {
     #[test]
     fn who_is_not_seen_is_in_flight_a_while() {
         let a = DirtyGrants::default();
-        assert!(a.grant((id(10), 0), 5, || 100, drop) && a.grant((id(11), 7), 5, || 100, drop));
+        assert!(a.grant(by(10, 0), 5, || 100, drop) && a.grant(by(11, 7), 5, || 100, drop));
         let w = a.write_back_seeing(seeing(|_| Doing::Unknown));
         assert_eq!(a.written_back(w), Left { blocks: 10, unseen: true });
         a.0.lock().writers.values_mut().for_each(|w| w.told -= 2 * LATELY);
         let w = a.write_back_seeing(seeing(|_| Doing::Unknown));
         assert_eq!((files(&w), a.written_back(w)), (vec![10, 11], Left { blocks: 0, unseen: false }));
         // a thread that is gone
-        assert!(a.grant((id(3), u32::MAX >> 2), 5, || 100, drop));
+        assert!(a.grant(by(3, u32::MAX >> 2), 5, || 100, drop));
         let w = a.write_back(&Looks::default());
         assert_eq!(a.written_back(w).blocks, 0);
     }
@@ -310,10 +322,10 @@ mod tests {
     #[test]
     fn another_process_goes_on_with_what_was_granted() {
         let a = DirtyGrants::default();
-        assert!(a.grant((id(10), 1), 60, || 100, drop) && a.grant((id(11), 0), 30, || 100, drop));
+        assert!(a.grant(by(10, 1), 60, || 100, drop) && a.grant(by(11, 0), 30, || 100, drop));
         let text = serde_json::to_string(&a.handed()).unwrap();
         let b = DirtyGrants::of_handed(&serde_json::from_str(&text).unwrap());
-        assert!(!b.grant((id(12), 3), 11, || 100, drop) && b.grant((id(12), 3), 10, || 100, drop));
+        assert!(!b.grant(by(12, 3), 11, || 100, drop) && b.grant(by(12, 3), 10, || 100, drop));
         let w = b.write_back_seeing(seeing(|t| if t == 1 { Doing::Writing(None) } else { Doing::Other }));
         assert_eq!(files(&w), [10, 11, 12]);
         assert_eq!(b.written_back(w), Left { blocks: 90, unseen: true }, "in flight, and one that is not seen");
@@ -323,8 +335,8 @@ mod tests {
     fn threads_that_are_gone_are_forgotten() {
         let a = DirtyGrants::default();
         // numbers that no thread has
-        (0..10 * MANY as u32).for_each(|n| assert!(a.grant((id(10), u32::MAX / 2 - n), 5, || u64::MAX, drop)));
+        (0..10 * MANY as u32).for_each(|n| assert!(a.grant(by(10, u32::MAX / 2 - n), 5, || u64::MAX, drop)));
         assert!(a.0.lock().writers.len() <= MANY);
-        assert!(!a.grant((id(10), 1), 1, || 50 * MANY as u64, drop), "what they were granted still counts");
+        assert!(!a.grant(by(10, 1), 1, || 50 * MANY as u64, drop), "what they were granted still counts");
     }
 }

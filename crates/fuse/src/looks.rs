@@ -10,7 +10,7 @@
 //!
 //! Does not promise an answer: where [`MOST_GIVEN_UP`] lookers wait, nobody looks.
 
-use crate::requester::{self, Doing};
+use crate::requester::{self, Seen};
 use crate::session::run_aside;
 use braidfs_sync::{Mutex, rank};
 use std::collections::HashMap;
@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// So many lookers wait at most, each at another thread.
 const MOST_GIVEN_UP: usize = 8;
 
-type Look = fn(u32) -> Doing;
+type Look = fn(u32) -> Seen;
 
 /// See the module.
 #[derive(Debug)]
@@ -52,12 +52,12 @@ struct Looker {
 #[derive(Debug)]
 struct Order {
     threads: Vec<u32>,
-    seen: Sender<(u32, Doing)>,
+    seen: Sender<(u32, Seen)>,
 }
 
 impl Default for Looks {
     fn default() -> Self {
-        Self::by(requester::thread_is_doing)
+        Self::by(requester::look_at)
     }
 }
 
@@ -67,7 +67,7 @@ impl Looks {
     }
 
     /// What these threads do, of those that are seen in time. Never on a serving thread.
-    pub fn at(&self, mut threads: Vec<u32>) -> HashMap<u32, Doing> {
+    pub fn at(&self, mut threads: Vec<u32>) -> HashMap<u32, Seen> {
         let mut found = HashMap::new();
         let mut lookers = self.lookers.lock();
         lookers.given_up.retain(|at| Arc::strong_count(at) > 1);
@@ -81,7 +81,7 @@ impl Looks {
             let Some(told) = lookers.order(&threads, self.look) else { return found };
             loop {
                 match told.recv_timeout(PATIENCE) {
-                    Ok((thread, doing)) => drop(found.insert(thread, doing)),
+                    Ok((thread, seen)) => drop(found.insert(thread, seen)),
                     Err(RecvTimeoutError::Disconnected) => return found,
                     Err(RecvTimeoutError::Timeout) => break,
                 }
@@ -95,7 +95,7 @@ impl Looks {
 
 impl Lookers {
     /// Has somebody look; `None`: nobody can.
-    fn order(&mut self, threads: &[u32], look: Look) -> Option<Receiver<(u32, Doing)>> {
+    fn order(&mut self, threads: &[u32], look: Look) -> Option<Receiver<(u32, Seen)>> {
         let (seen, told) = mpsc::channel();
         let mut order = Order { threads: threads.to_vec(), seen };
         if let Some(now) = self.now.take() {
@@ -137,6 +137,7 @@ fn look_at_all(orders: &Receiver<Order>, at: &AtomicU32, look: Look) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::requester::Doing;
     use std::sync::atomic::AtomicBool;
     use std::time::Instant;
 
@@ -144,11 +145,11 @@ mod tests {
     #[test]
     fn who_is_not_seen_is_left_out() {
         static LET_GO: AtomicBool = AtomicBool::new(false);
-        fn look(thread: u32) -> Doing {
+        fn look(thread: u32) -> Seen {
             while thread % 10 == 7 && !LET_GO.load(Ordering::SeqCst) {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            Doing::Other
+            Seen::NOTHING
         }
         let looks = Looks::by(look);
         let seen = |threads: &[u32]| {
@@ -177,7 +178,7 @@ mod tests {
     fn own_threads_are_seen() {
         let own = rustix::thread::gettid().as_raw_nonzero().get() as u32;
         let seen = Looks::default().at(vec![own, u32::MAX >> 2]);
-        assert_eq!(seen.get(&(u32::MAX >> 2)), Some(&Doing::Other), "it is gone");
+        assert_eq!(seen.get(&(u32::MAX >> 2)).map(|s| s.doing), Some(Doing::Other), "it is gone");
         assert!(seen.contains_key(&own));
     }
 }

@@ -374,7 +374,7 @@ impl BraidFs {
         if arg.getattr_flags & abi::GETATTR_FH == 0 || !self.paces_writes(self.domain_index(req.node().ino())?) {
             return None;
         }
-        let bytes = match requester::doing(req) {
+        let bytes = match requester::doing(req).doing {
             Doing::Other => return None,
             Doing::Writing(Some(n)) => usize::try_from(n).unwrap_or(usize::MAX).min(64 << 20),
             Doing::Writing(None) => SOME,

@@ -9,9 +9,11 @@
 //! of another pid namespace, where the same numbers are others'. Callers take the unprivileged case then. Of system calls
 //! only those of 64-bit programs are known: kernel threads are shown in call 0 (`read`), and the calls of 32-bit programs
 //! have other numbers; both have a stack pointer that fits 32 bits. (One that a 64-bit program gives by `int 0x80` looks
-//! like another one.)
+//! like another one.) The kernel writes in any call on behalf of a thread: overlayfs copies a file in `open`, and who dumps
+//! core is shown in the call that it was in.
 
 use crate::request::Request;
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use std::fs;
@@ -61,7 +63,7 @@ pub(crate) fn in_group(req: &Request<'_>, gid: u32) -> bool {
 
 /// Whether the thread that asks is inside `write` or one of its kin.
 pub(crate) fn is_writing(req: &Request<'_>) -> bool {
-    matches!(doing(req), Doing::Writing(_))
+    matches!(doing(req).doing, Doing::Writing(_))
 }
 
 /// What a thread is seen to do.
@@ -75,16 +77,74 @@ pub(crate) enum Doing {
     Unknown,
 }
 
+/// A look at a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub doing: Doing,
+    /// In which call; `None`: in none, or that does not matter.
+    pub call: Option<Call>,
+}
+
+impl Seen {
+    /// Nothing was seen.
+    pub const NOTHING: Self = Self { doing: Doing::Unknown, call: None };
+    /// It writes to no file, or is gone.
+    const ELSEWHERE: Self = Self { doing: Doing::Other, call: None };
+
+    /// Whether it still does what it asked for in the call `asked_in`.
+    pub fn since(self, asked_in: Option<Call>) -> Doing {
+        match (asked_in, self.call) {
+            (Some(then), Some(now)) if then != now => Doing::Other,
+            // it asked in a call that is not known to write
+            (Some(_), Some(_)) if self.doing == Doing::Other => Doing::Unknown,
+            _ => self.doing,
+        }
+    }
+}
+
+/// The system call that a thread is in: its number, six arguments, the stack pointer and the place in the program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Call([u64; 9]);
+
+impl Call {
+    fn number(self) -> libc::c_long {
+        self.0[0] as libc::c_long
+    }
+
+    fn doing(self) -> Doing {
+        match self.number() {
+            _ if self.0[7] <= u32::MAX.into() => Doing::Unknown,
+            libc::SYS_write | libc::SYS_pwrite64 => Doing::Writing(Some(self.0[3])),
+            n if WRITES.contains(&n) => Doing::Writing(None),
+            libc::SYS_io_uring_enter | libc::SYS_io_submit => Doing::Unknown,
+            _ => Doing::Other,
+        }
+    }
+
+    /// The descriptor that it writes to, of one that does.
+    fn written(self) -> u32 {
+        let place = if matches!(self.number(), libc::SYS_splice | libc::SYS_copy_file_range) { 3 } else { 1 };
+        self.0[place] as u32
+    }
+}
+
 /// What the thread does that asks. Of one whose call is not known, or reads and writes, the kernel's stack is looked at (only
 /// root may): it waits for the answer, so that it shows which function of `fs/fuse/file.c` asks.
-pub(crate) fn doing(req: &Request<'_>) -> Doing {
-    let Some(thread) = thread(req) else { return Doing::Unknown };
-    match thread_is_doing(thread) {
-        by_call @ (Doing::Unknown | Doing::Writing(None)) => {
+pub(crate) fn doing(req: &Request<'_>) -> Seen {
+    let Some(thread) = thread(req) else { return Seen::NOTHING };
+    let call = of_thread(thread, "syscall").ok().and_then(|text| parse_call(&text));
+    let reads = || call.is_some_and(|c| READS.contains(&c.number())) && !dumps_core(thread);
+    let by_call = match call.map_or(Doing::Unknown, Call::doing) {
+        Doing::Other if !reads() => Doing::Unknown,
+        seen => seen,
+    };
+    let doing = match by_call {
+        Doing::Unknown | Doing::Writing(None) => {
             of_thread(thread, "stack").ok().and_then(|stack| parse_stack(&stack)).unwrap_or(by_call)
         }
         seen => seen,
-    }
+    };
+    Seen { doing, call }
 }
 
 /// The innermost function of FUSE decides: a file may be read for the sake of another one that is written.
@@ -101,13 +161,33 @@ fn parse_stack(stack: &str) -> Option<Doing> {
 }
 
 /// What a thread does, which may be gone. Of one that waits for no answer: by [`crate::looks`] only.
-pub(crate) fn thread_is_doing(thread: u32) -> Doing {
+pub(crate) fn look_at(thread: u32) -> Seen {
     match of_thread(thread, "syscall") {
-        Ok(text) => parse_doing(&text),
+        Ok(text) => match parse_call(&text) {
+            Some(call) if writes_elsewhere(thread, call) => Seen::ELSEWHERE,
+            Some(call) => Seen { doing: call.doing(), call: Some(call) },
+            None => Seen::NOTHING,
+        },
         // not one that is there and hidden
-        Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) && is_gone(thread) => Doing::Other,
-        Err(_) => Doing::Unknown,
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) && is_gone(thread) => Seen::ELSEWHERE,
+        Err(_) => Seen::NOTHING,
     }
+}
+
+/// Whether the thread is in a call that writes to what is no file: a pipe, a socket, a terminal. There it may stay.
+fn writes_elsewhere(thread: u32, call: Call) -> bool {
+    if !matches!(call.doing(), Doing::Writing(_)) {
+        return false;
+    }
+    // asks no server: it may be a file of this mount
+    let path = format!("/proc/{thread}/fd/{}", call.written());
+    let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE);
+    found.is_ok_and(|s| FileType::from_raw_mode(s.stx_mode.into()) != FileType::RegularFile)
+}
+
+/// Whether the process of the thread dumps core.
+fn dumps_core(thread: u32) -> bool {
+    of_thread(thread, "status").is_ok_and(|status| parse_dumping(&status))
 }
 
 /// Where a thread that is inside `write` or `pwrite` writes, and how many bytes; `None` for the place: at the end of the file.
@@ -115,18 +195,20 @@ pub(crate) type WriteRange = (Option<u64>, u64);
 
 /// Where a thread writes that asks, and how much.
 pub(crate) fn write_range(thread: u32) -> Option<WriteRange> {
-    let text = of_thread(thread, "syscall").ok()?;
-    let Doing::Writing(Some(len)) = parse_doing(&text) else { return None };
-    let number = |at| u64::from_str_radix(text.split_ascii_whitespace().nth(at)?.strip_prefix("0x")?, 16).ok();
-    let (pos, appends) = parse_fdinfo(&of_thread(thread, &format!("fdinfo/{}", number(1)? as u32)).ok()?)?;
-    let offset = if parse_syscall(&text) == Some(libc::SYS_pwrite64) { number(4)? } else { pos };
+    let call = parse_call(&of_thread(thread, "syscall").ok()?)?;
+    let Doing::Writing(Some(len)) = call.doing() else { return None };
+    let (pos, appends) = parse_fdinfo(&of_thread(thread, &format!("fdinfo/{}", call.written())).ok()?)?;
+    if dumps_core(thread) {
+        return None;
+    }
+    let offset = if call.number() == libc::SYS_pwrite64 { call.0[4] } else { pos };
     Some(((!appends).then_some(offset), len))
 }
 
 /// Whether the thread is inside a call that writes through a pipe of the kernel's own: each of its `write`s has 16 pages at most.
 pub(crate) fn writes_by_pipe(thread: u32) -> bool {
-    let call = of_thread(thread, "syscall").ok().and_then(|text| parse_syscall(&text));
-    matches!(call, Some(libc::SYS_sendfile | libc::SYS_copy_file_range))
+    let call = of_thread(thread, "syscall").ok().and_then(|text| parse_call(&text));
+    call.is_some_and(|c| matches!(c.number(), libc::SYS_sendfile | libc::SYS_copy_file_range))
 }
 
 /// Position, and whether it is opened for appending.
@@ -153,18 +235,6 @@ pub(crate) fn is_gone(thread: u32) -> bool {
     pid.is_none_or(|pid| test_kill_process(pid) == Err(rustix::io::Errno::SRCH))
 }
 
-fn parse_doing(text: &str) -> Doing {
-    let number = |at| u64::from_str_radix(text.split_ascii_whitespace().nth(at)?.strip_prefix("0x")?, 16).ok();
-    match parse_syscall(text) {
-        // its number, six arguments, the stack pointer
-        Some(_) if number(7).is_none_or(|sp| sp <= u32::MAX.into()) => Doing::Unknown,
-        Some(libc::SYS_write | libc::SYS_pwrite64) => Doing::Writing(number(3)),
-        Some(n) if WRITES.contains(&n) => Doing::Writing(None),
-        Some(libc::SYS_io_uring_enter | libc::SYS_io_submit) | None => Doing::Unknown,
-        Some(_) => Doing::Other,
-    }
-}
-
 /// Numbers of the native calls that write to a descriptor.
 const WRITES: [libc::c_long; 8] = [
     libc::SYS_write,
@@ -175,6 +245,19 @@ const WRITES: [libc::c_long; 8] = [
     libc::SYS_sendfile,
     libc::SYS_splice,
     libc::SYS_copy_file_range,
+];
+
+/// Numbers of the native calls in which the kernel reads a file, or looks for its end, and writes to none.
+const READS: [libc::c_long; 9] = [
+    libc::SYS_read,
+    libc::SYS_pread64,
+    libc::SYS_readv,
+    libc::SYS_preadv,
+    libc::SYS_preadv2,
+    libc::SYS_lseek,
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    libc::SYS_finit_module,
 ];
 
 fn thread(req: &Request<'_>) -> Option<u32> {
@@ -198,9 +281,19 @@ fn parse_groups(status: &str) -> Vec<u32> {
     line("Gid:").skip(3).chain(line("Groups:")).filter_map(|n| n.parse().ok()).collect()
 }
 
-/// The number of the call; `None` for a thread that runs, or that is in none.
-fn parse_syscall(text: &str) -> Option<libc::c_long> {
-    text.split_ascii_whitespace().next()?.parse().ok().filter(|n| *n >= 0)
+/// `CoreDumping:`
+fn parse_dumping(status: &str) -> bool {
+    status.lines().find_map(|l| l.strip_prefix("CoreDumping:")).is_some_and(|value| value.trim() == "1")
+}
+
+/// The call; `None` for a thread that runs, or that is in none.
+fn parse_call(text: &str) -> Option<Call> {
+    let mut words = text.split_ascii_whitespace();
+    let mut call = [words.next()?.parse().ok()?; 9];
+    for number in &mut call[1..] {
+        *number = u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
+    }
+    Some(Call(call))
 }
 
 #[cfg(test)]
@@ -215,9 +308,14 @@ mod tests {
         assert!(parse_groups("Gid:\t5\n").is_empty());
         assert_eq!(parse_capabilities("CapPrm:\t1\nCapEff:\t00000000a80425fb\n"), 0xa804_25fb);
         assert_eq!(parse_capabilities("CapPrm:\t1\n"), 0);
-        assert_eq!(parse_syscall("1 0x3 0x7f 0x1 0x0 0x0 0x0 0x7ffd 0x7f\n"), Some(1));
-        assert_eq!(parse_syscall("running\n"), None);
-        assert_eq!(parse_syscall("-1 0x7ffd 0x7f\n"), None);
+        let parse_doing = |text: &str| parse_call(text).map_or(Doing::Unknown, Call::doing);
+        assert_eq!(
+            parse_call("1 0x3 0x7f 0x1 0x0 0x0 0x0 0x7ffd 0x7f\n"),
+            Some(Call([1, 3, 127, 1, 0, 0, 0, 0x7ffd, 127]))
+        );
+        assert_eq!(parse_call("running\n"), None);
+        assert_eq!(parse_call("-1 0x7ffd 0x7f\n"), None);
+        assert!(parse_dumping("VmRSS:\t1 kB\nCoreDumping:\t1\n") && !parse_dumping("CoreDumping:\t0\n"));
         assert_eq!(parse_doing("1 0x3 0x7f 0x1000 0x0 0x0 0x0 0x7ffd00000000 0x7f\n"), Doing::Writing(Some(4096)));
         assert_eq!(parse_doing("20 0x3 0x7f 0x2 0x0 0x0 0x0 0x7ffd00000000 0x7f\n"), Doing::Writing(None));
         assert_eq!(parse_doing("0 0x3 0x7f 0x1000 0x0 0x0 0x0 0x7ffd00000000 0x7f\n"), Doing::Other);
@@ -234,12 +332,52 @@ mod tests {
         assert_eq!(parse_stack(&stack("fuse_file_write_iter")), Some(Doing::Writing(None)));
         assert_eq!(parse_stack(&(stack("fuse_file_read_iter") + &stack("fuse_file_write_iter"))), Some(Doing::Other));
         assert_eq!(parse_stack(&stack("vfs_read")), None);
-        assert_eq!(thread_is_doing(u32::MAX >> 2), Doing::Other, "it is gone");
+        assert_eq!(look_at(u32::MAX >> 2), Seen::ELSEWHERE, "it is gone");
         assert!(!is_gone(std::process::id()) && is_gone(u32::MAX));
         assert_eq!(parse_fdinfo("pos:\t8192\nflags:\t0100002\nmnt_id:\t3\n"), Some((8192, false)));
         assert_eq!(parse_fdinfo("pos:\t0\nflags:\t0102001\n"), Some((0, true)));
         assert_eq!(parse_fdinfo("pos:\t0\n"), None);
         let own = fs::read_to_string("/proc/thread-self/status").unwrap();
         assert_eq!(parse_fsuid(&own), Some(rustix::process::geteuid().as_raw()));
+    }
+
+    /// What a thread asked for is under way as long as it stays in the call.
+    #[test]
+    fn another_call_is_another_write() {
+        let call = |text: &str| parse_call(text).unwrap();
+        let seen = |call: Call| Seen { doing: call.doing(), call: Some(call) };
+        let write = call("1 0x3 0x7f 0x1000 0x0 0x0 0x0 0x7ffd00000000 0x7f\n");
+        let other = call("1 0x4 0x7f 0x1000 0x0 0x0 0x0 0x7ffd00000000 0x7f\n");
+        let open = call("257 0x3 0x7f 0x1000 0x0 0x0 0x0 0x7ffd00000000 0x7f\n");
+        assert_eq!(seen(write).since(Some(write)), Doing::Writing(Some(4096)));
+        assert_eq!((seen(other).since(Some(write)), seen(open).since(Some(write))), (Doing::Other, Doing::Other));
+        assert_eq!((seen(open).since(Some(open)), seen(open).since(None)), (Doing::Unknown, Doing::Other));
+        assert_eq!(
+            (seen(other).since(None), Seen::NOTHING.since(Some(write))),
+            (Doing::Writing(Some(4096)), Doing::Unknown)
+        );
+        assert_eq!(Seen::ELSEWHERE.since(Some(write)), Doing::Other);
+    }
+
+    /// A thread that waits in a full pipe, and one that is in no call at all.
+    #[test]
+    fn who_writes_to_a_pipe_writes_to_no_file() {
+        use std::io::{PipeReader, Write};
+        let (reader, mut writer): (PipeReader, _) = std::io::pipe().unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        let writes = std::thread::spawn(move || {
+            tell.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
+            writer.write_all(&[0; 1 << 20])
+        });
+        let thread = told.recv().unwrap();
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        let text = || fs::read_to_string(format!("/proc/{thread}/syscall")).unwrap();
+        while !parse_call(&text()).is_some_and(|c| matches!(c.doing(), Doing::Writing(_))) {
+            assert!(std::time::Instant::now() < end, "{}", text());
+            std::thread::yield_now();
+        }
+        assert_eq!(look_at(thread), Seen::ELSEWHERE);
+        drop(reader);
+        assert!(writes.join().unwrap().is_err());
     }
 }

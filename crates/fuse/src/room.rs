@@ -54,13 +54,13 @@
 
 use crate::channel::Channel;
 use crate::dirty::{self, DirtyLimit, LEAST_BYTES, MOST_BESIDE_LIMITED, USUAL_BYTES};
-use crate::dirty_grants::{LATELY, Left};
+use crate::dirty_grants::{Asker, LATELY, Left};
 use crate::fs::{BraidFs, Context, TTL_SECONDS, Waiting, errno};
 use crate::node::WireId;
 use crate::ops::attr_out;
 use crate::profile::Cache;
 use crate::request::{Answer, Handled, Outcome, Request};
-use crate::requester::{self, Doing, WriteRange};
+use crate::requester::{self, Doing, Seen, WriteRange};
 use crate::session::run_aside;
 use crate::transport::Later;
 use braidfs::format::inode::{APPEND, IMMUTABLE};
@@ -129,8 +129,7 @@ pub(crate) struct Tight {
 
 /// A `write` that does not fit beside what was granted, see [`BraidFs::make_fit`].
 struct Fit {
-    id: WireId,
-    thread: u32,
+    asker: Asker,
     /// Where it writes, as far as that is seen.
     range: Option<WriteRange>,
     /// Blocks that the write will need at most.
@@ -634,15 +633,15 @@ impl BraidFs {
         let (id, thread) = (req.node(), req.head.pid);
         let (ino, attr) = (id.ino(), self.attr(id)?);
         let plenty = self.own_room(ino) >= self.enough(ino);
-        let doing = if plenty { Doing::Unknown } else { requester::doing(req) };
-        let need = match doing {
+        let seen = if plenty { Seen::NOTHING } else { requester::doing(req) };
+        let asker = Asker { id, thread, call: seen.call };
+        let need = match seen.doing {
             Doing::Other => None,
             // and a page at each end
             Doing::Writing(Some(bytes)) => Some(bytes.div_ceil(4096).saturating_add(SLACK_BLOCKS)),
             Doing::Writing(None) | Doing::Unknown => Some(LAST_BLOCKS),
         };
-        let goes_on =
-            need.is_none_or(|need| (plenty || !self.is_unknown(ino)) && self.grant((id, thread), need, plenty));
+        let goes_on = need.is_none_or(|need| (plenty || !self.is_unknown(ino)) && self.grant(asker, need, plenty));
         let range = if goes_on { None } else { requester::write_range(thread) };
         if goes_on || self.has_its_blocks(ino, range) {
             out.put(&attr_out(&attr, 0));
@@ -650,7 +649,7 @@ impl BraidFs {
         }
         let need = need.unwrap_or(0);
         let Some(waiting) = self.let_wait(false) else { return Err(Errno::NOSPC) };
-        let fit = Fit { id, thread, range, need, later: cx.later(), since: Instant::now(), _waiting: waiting };
+        let fit = Fit { asker, range, need, later: cx.later(), since: Instant::now(), _waiting: waiting };
         // A job that cannot be handed over is dropped, and answers EIO.
         let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.make_fit(fit)));
         Ok(Outcome::Deferred)
@@ -666,8 +665,8 @@ impl BraidFs {
     /// Grants a `write` when the kernel has written back what was granted before. By the helper thread only, which goes on
     /// with other work while somebody is in the midst of a `write`.
     fn make_fit(&self, fit: Fit) {
-        let ino = fit.id.ino();
-        let fits = || self.grant((fit.id, fit.thread), fit.need, false);
+        let ino = fit.asker.id.ino();
+        let fits = || self.grant(fit.asker, fit.need, false);
         // groups that it can have come first: nothing need be written back for them
         if !self.is_unknown(ino) && self.claim_beside_granted(ino, fit.need) && fits() {
             return self.tell_attr(ino, fit.later);

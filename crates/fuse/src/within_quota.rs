@@ -12,7 +12,7 @@
 //! nothing, where the volume itself would take a part.
 
 use crate::channel::Channel;
-use crate::dirty_grants::{DirtyGrants, HandedGrants, LATELY};
+use crate::dirty_grants::{Asker, DirtyGrants, HandedGrants, LATELY};
 use crate::fs::{BraidFs, Context, Waiting};
 use crate::node::WireId;
 use crate::ops::attr_out;
@@ -98,8 +98,7 @@ impl QuotaGrants {
 
 /// A `write` that does not fit beside what was granted.
 struct Fit {
-    id: WireId,
-    thread: u32,
+    asker: Asker,
     /// Where it writes, as far as that is seen.
     range: Option<WriteRange>,
     owners: Vec<QuotaOwner>,
@@ -132,32 +131,34 @@ impl BraidFs {
         if owners.is_empty() {
             return Ok(None);
         }
-        let need = match requester::doing(req) {
+        let seen = requester::doing(req);
+        let need = match seen.doing {
             Doing::Other => return Ok(None),
             // and a page at each end
             Doing::Writing(Some(bytes)) => bytes.div_ceil(4096).saturating_add(1),
             Doing::Writing(None) if requester::writes_by_pipe(thread) => PIPE_BLOCKS,
             Doing::Writing(None) | Doing::Unknown => UNSEEN_BLOCKS,
         };
-        let Err(refused) = self.grants(id, thread, need, &owners) else { return Ok(None) };
+        let asker = Asker { id, thread, call: seen.call };
+        let Err(refused) = self.grants(asker, need, &owners) else { return Ok(None) };
         let Some(waiting) = self.let_wait(false) else { return Err(refusal(refused)) };
         let later = cx.later();
         let range = requester::write_range(thread);
-        let fit = Fit { id, thread, range, owners, need, later, since: Instant::now(), _waiting: waiting };
+        let fit = Fit { asker, range, owners, need, later, since: Instant::now(), _waiting: waiting };
         // A job that cannot be handed over is dropped, and answers EIO.
         let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.fit_quota(fit)));
         Ok(Some(Outcome::Deferred))
     }
 
     /// Grants blocks where they fit beside what else was granted to each owner; the first that has no room for them refuses.
-    fn grants(&self, id: WireId, thread: u32, blocks: u64, owners: &[QuotaOwner]) -> Result<(), QuotaOwner> {
+    fn grants(&self, asker: Asker, blocks: u64, owners: &[QuotaOwner]) -> Result<(), QuotaOwner> {
         let refuses = |owner: &QuotaOwner| {
             let room = || self.vol.quota_left(*owner).unwrap_or(u64::MAX).min(MOST_BLOCKS);
-            !self.quota_grants.of(*owner).grant((id, thread), blocks, room, drop)
+            !self.quota_grants.of(*owner).grant(asker, blocks, room, drop)
         };
         let Some(first) = owners.iter().position(refuses) else { return Ok(()) };
         // of a write that is not let in the others have nothing to count
-        owners[..first].iter().for_each(|owner| self.quota_grants.of(*owner).take_back((id, thread)));
+        owners[..first].iter().for_each(|owner| self.quota_grants.of(*owner).take_back(asker));
         Err(owners[first])
     }
 
@@ -172,7 +173,7 @@ impl BraidFs {
             (blocks, unseen) = (blocks.max(left.blocks), unseen | left.unseen);
         }
         self.end_removals(fit.later.channel());
-        let ino = fit.id.ino();
+        let ino = fit.asker.id.ino();
         // what the file has is known by now
         let need = fit.range.and_then(|(offset, len)| {
             let offset = offset.map_or_else(|| self.vol.getattr(ino).map(|a| a.size), Ok).ok()?;
@@ -180,7 +181,7 @@ impl BraidFs {
         });
         let granted = match need.unwrap_or(fit.need) {
             0 => Ok(()),
-            need => self.grants(fit.id, fit.thread, need, &fit.owners),
+            need => self.grants(fit.asker, need, &fit.owners),
         };
         let Err(refused) = granted else {
             return match self.vol.getattr(ino) {

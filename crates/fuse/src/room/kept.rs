@@ -3,8 +3,8 @@
 
 use super::{Cache, Domain};
 use crate::channel::Channel;
+use crate::dirty_grants::Asker;
 use crate::fs::BraidFs;
-use crate::node::WireId;
 use braidfs::{DomainId, InodeNo};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -90,17 +90,18 @@ impl BraidFs {
 
     /// Grants a thread a `write`, where it fits beside what is granted; `plenty`: it need not, the kernel holds no more than there is.
     /// Room that is granted is the domain's own, and none that others take.
-    pub(super) fn grant(&self, (id, thread): (WireId, u32), need: u64, plenty: bool) -> bool {
-        let Some(d) = self.domain_index(id.ino()) else { return false };
+    pub(super) fn grant(&self, asker: Asker, need: u64, plenty: bool) -> bool {
+        let ino = asker.id.ino();
+        let Some(d) = self.domain_index(ino) else { return false };
         let room = || {
             if self.tight.lent.load(Ordering::SeqCst) {
                 return 0;
             }
             // first all, so that what there is cannot go to others once it was looked at
             self.vol.keep_room(DomainId(d as u16), self.tight.domains[d].held.load(Ordering::SeqCst));
-            if plenty { u64::MAX } else { self.own_room(id.ino()) }
+            if plenty { u64::MAX } else { self.own_room(ino) }
         };
-        self.dirty_grants.grant((id, thread), need, room, |granted| self.keep_room_of(d, granted, false))
+        self.dirty_grants.grant(asker, need, room, |granted| self.keep_room_of(d, granted, false))
     }
 
     /// Has the file's domain take groups for so many blocks beside all that is granted; whether it has them then.
