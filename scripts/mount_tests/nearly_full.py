@@ -131,6 +131,25 @@ def written_through_and_synced(volume, _top):
 
 
 @check
+def holes_of_what_is_stored_to_a_map(volume, _top):
+    """With `fileflags` files opened where there is little room are written through, and what is stored to a map of them is
+    held by the kernel all the same: SEEK_DATA and SEEK_HOLE see it."""
+    with with_little_room(volume, "fileflags") as own:
+        page = 4096
+        fd = os.open(own.mnt / "f", os.O_RDWR | os.O_CREAT)
+        os.ftruncate(fd, 100 * page)
+        with mmap.mmap(fd, 100 * page) as view:
+            view[10 * page] = 1
+            same(os.lseek(fd, 0, os.SEEK_DATA), 10 * page, "data")
+            view[50 * page] = 1
+            reader = os.open(own.mnt / "f", os.O_RDONLY)
+            same(os.lseek(reader, 20 * page, os.SEEK_DATA), 50 * page, "data of another descriptor")
+            same(os.lseek(reader, 10 * page, os.SEEK_HOLE), 11 * page, "the hole")
+            os.close(reader)
+        os.close(fd)
+
+
+@check
 def others_take_the_room(volume, _top):
     """With `fileflags`: files that were opened for writing while there was room, in domains whose room is taken by a file of
     another one. What their `write` took is kept."""

@@ -17,12 +17,14 @@ use sharded_slab::{Config, DefaultConfig, Entry, Slab};
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
 
-/// Writers of one inode through the kernel's cache.
+/// Writers of one inode.
 #[derive(Debug)]
 struct Writers {
     /// What the kernel calls the inode.
     id: WireId,
     handles: u32,
+    /// Those of them through the kernel's cache.
+    cached: u32,
     /// The kernel may hold dirty pages for which there must be room.
     promised: bool,
 }
@@ -55,6 +57,8 @@ pub(crate) struct Handle {
     pub file: OpenFile,
     /// The kernel may hold pages written through this handle that have not reached the volume.
     pub cached_writer: bool,
+    /// It is open for writing. So is taken to be what an earlier process opened, which does not tell it.
+    pub writer: bool,
     /// It was append-only when it was opened for writing.
     pub append_only: bool,
     /// Its number; set when it is kept.
@@ -90,7 +94,7 @@ impl HandedHandle {
     /// The handle, of the same file opened anew.
     pub fn of(self, file: OpenFile) -> Handle {
         let Self { fh, cached_writer, append_only, .. } = self;
-        Handle { file, cached_writer, append_only, fh, caps_epoch: AtomicU64::new(0) }
+        Handle { file, cached_writer, writer: true, append_only, fh, caps_epoch: AtomicU64::new(0) }
     }
 }
 
@@ -101,7 +105,7 @@ pub(crate) struct Handles {
     life: u64,
     /// Where those are that earlier ones gave out. One that was closed stays in it, and leads nowhere.
     earlier: HashMap<u64, usize>,
-    /// Cached writers per inode, for `lseek` and [`crate::room`]; absent means none.
+    /// Writers per inode, for `lseek` and [`crate::room`]; absent means none.
     writers: [CachePadded<Mutex<HashMap<u64, Writers>, rank::WriterShard>>; SHARDS],
 }
 
@@ -134,15 +138,17 @@ impl Handles {
 
     /// The number that it would have here; `fh`: it has another one.
     fn keep(&self, mut handle: Handle, fh: Option<u64>) -> Result<u64, Errno> {
-        let (id, writer) = (handle.id(), handle.cached_writer);
+        let (id, writer, cached) = (handle.id(), handle.writer, handle.cached_writer);
         let place = self.slab.vacant_entry().ok_or(Errno::NFILE)?;
         let number = self.life << KEY_BITS | place.key() as u64;
         handle.fh = fh.unwrap_or(number);
         place.insert(CachePadded::new(handle));
         if writer {
             let mut writers = self.shard(id.ino()).lock();
-            let w = writers.entry(id.ino().0).or_insert(Writers { id, handles: 0, promised: false });
-            (w.handles, w.promised) = (w.handles + 1, true);
+            let w = writers.entry(id.ino().0).or_insert(Writers { id, handles: 0, cached: 0, promised: false });
+            w.handles += 1;
+            w.cached += u32::from(cached);
+            w.promised |= cached;
         }
         Ok(number)
     }
@@ -181,18 +187,22 @@ impl Handles {
 
     /// Of all cached writers these, in order, are promised something.
     pub fn set_promised(&self, which: &[u64]) {
-        self.writers
-            .iter()
-            .for_each(|s| s.lock().iter_mut().for_each(|(ino, w)| w.promised = which.binary_search(ino).is_ok()));
+        self.writers.iter().for_each(|s| {
+            s.lock().iter_mut().for_each(|(ino, w)| {
+                w.promised = w.cached > 0 && which.binary_search(ino).is_ok();
+            })
+        });
     }
 
     /// Closes a handle that was given out; `EBADF` where there is none.
     pub fn release(&self, fh: u64) -> Result<(), Errno> {
         let handle = self.slab.take(self.key(fh)?).ok_or(Errno::BADF)?;
-        if handle.cached_writer {
+        if handle.writer {
             let mut writers = self.shard(handle.ino()).lock();
             if let Some(w) = writers.get_mut(&handle.ino().0) {
                 w.handles -= 1;
+                w.cached -= u32::from(handle.cached_writer);
+                w.promised &= w.cached > 0;
                 if w.handles == 0 {
                     writers.remove(&handle.ino().0);
                 }
@@ -201,15 +211,20 @@ impl Handles {
         Ok(())
     }
 
-    /// Whether the kernel may hold pages of the file that the volume has not seen.
-    pub fn has_cached_writer(&self, ino: InodeNo) -> bool {
+    /// Whether the file is open for writing, in whichever way.
+    pub fn has_writer(&self, ino: InodeNo) -> bool {
         self.shard(ino).lock().contains_key(&ino.0)
+    }
+
+    /// Whether a `write` to the file may go to the kernel's cache.
+    pub fn has_cached_writer(&self, ino: InodeNo) -> bool {
+        self.shard(ino).lock().get(&ino.0).is_some_and(|w| w.cached > 0)
     }
 
     /// How many files among `which` have a cached writer.
     pub fn cached_writers(&self, which: impl Fn(InodeNo) -> bool) -> u64 {
         let of = |shard: &CachePadded<Mutex<HashMap<u64, Writers>, rank::WriterShard>>| {
-            shard.lock().values().filter(|w| which(w.id.ino())).count() as u64
+            shard.lock().values().filter(|w| w.cached > 0 && which(w.id.ino())).count() as u64
         };
         self.writers.iter().map(of).sum()
     }
@@ -217,7 +232,7 @@ impl Handles {
     /// The kernel may put more dirty pages of the file into its cache.
     pub fn promise(&self, ino: InodeNo) {
         if let Some(w) = self.shard(ino).lock().get_mut(&ino.0) {
-            w.promised = true;
+            w.promised = w.cached > 0;
         }
     }
 
@@ -231,7 +246,7 @@ impl Handles {
     pub fn take_promised(&self, all: bool, which: impl Fn(InodeNo) -> bool) -> Vec<WireId> {
         let mut found = Vec::new();
         for shard in &self.writers {
-            for w in shard.lock().values_mut().filter(|w| (all || w.promised) && which(w.id.ino())) {
+            for w in shard.lock().values_mut().filter(|w| w.cached > 0 && (all || w.promised) && which(w.id.ino())) {
                 w.promised = false;
                 found.push(w.id);
             }
@@ -263,6 +278,7 @@ mod tests {
         let open = |cached_writer| Handle {
             file: vol.open(InodeNo::ROOT).unwrap(),
             cached_writer,
+            writer: cached_writer,
             append_only: false,
             fh: 0,
             caps_epoch: AtomicU64::new(0),
@@ -291,5 +307,31 @@ mod tests {
         assert!(!handles.has_cached_writer(InodeNo::ROOT));
         let twice = [(5, open(false)), (5, open(false))];
         assert_eq!(Handles::of_earlier(twice).err(), Some(Errno::INVAL));
+    }
+
+    /// Who writes past the cache may map the file and store to it, but is promised nothing.
+    #[test]
+    fn writers_past_the_cache_are_counted_by_themselves() {
+        let (vol, handles, ino) = (volume(), Handles::default(), InodeNo::ROOT);
+        let open = |cached_writer, writer| {
+            let file = vol.open(ino).unwrap();
+            let handle =
+                Handle { file, cached_writer, writer, append_only: false, fh: 0, caps_epoch: AtomicU64::new(0) };
+            handles.insert(handle).unwrap()
+        };
+        let state = || (handles.has_writer(ino), handles.has_cached_writer(ino), handles.any_promised(|_| true));
+        let reader = open(false, false);
+        assert_eq!(state(), (false, false, false));
+        let through = open(false, true);
+        handles.promise(ino);
+        assert_eq!((state(), handles.cached_writers(|_| true)), ((true, false, false), 0));
+        assert!(handles.take_promised(true, |_| true).is_empty());
+        let cached = open(true, true);
+        assert_eq!((state(), handles.cached_writers(|_| true)), ((true, true, true), 1));
+        handles.release(cached).unwrap();
+        assert_eq!(state(), (true, false, false));
+        handles.release(through).unwrap();
+        handles.release(reader).unwrap();
+        assert_eq!(state(), (false, false, false));
     }
 }

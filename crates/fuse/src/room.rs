@@ -575,9 +575,10 @@ impl BraidFs {
             || self.vol.any_rates() && self.domain_index(ino).is_some_and(|d| self.paces_writes(d))
     }
 
-    /// Whether the kernel may hold pages of the file that the volume has not seen.
+    /// Whether the kernel may hold pages of the file that the volume has not seen: also of one that is written through, what was
+    /// stored to a map of it.
     pub(crate) fn may_be_dirty(&self, ino: InodeNo) -> bool {
-        !self.negotiated.opens() || self.handles.has_cached_writer(ino)
+        !self.negotiated.opens() || self.handles.has_writer(ino)
     }
 
     /// Whether a GETATTR with this handle may come from a `write` through the cache.

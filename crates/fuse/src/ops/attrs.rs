@@ -135,7 +135,8 @@ impl BraidFs {
                 // cache, or an append-only one, by the handle that it names); else only the change time is newer than
                 // here.
                 let through = || arg.valid & fattr::FH != 0 && self.handles.get(arg.fh).is_ok_and(|h| h.append_only);
-                let writer = self.may_be_dirty(node) || self.is_tight(node) || through();
+                let held = !self.negotiated.opens() || self.handles.has_cached_writer(node);
+                let writer = held || self.is_tight(node) || through();
                 let before = Timestamp { sec: arg.ctime, nsec: arg.ctimensec } <= now.ctime;
                 let kept = set.mtime == Some(SetTime::At(now.mtime)) || (writer && (same || before));
                 (cached && kept) || (touch && flags & IMMUTABLE == 0)

@@ -59,8 +59,8 @@ impl BraidFs {
         }
         let limited = self.is_tight(ino) || self.asks_for_quota(ino);
         let cached_writer = writer && !append_only && !limited;
-        let fh =
-            self.handles.insert(Handle { file, cached_writer, append_only, fh: 0, caps_epoch: AtomicU64::new(0) })?;
+        let caps_epoch = AtomicU64::new(0);
+        let fh = self.handles.insert(Handle { file, cached_writer, writer, append_only, fh: 0, caps_epoch })?;
         // Again: the domain may have become tight before the handle was there to be seen.
         let through = writer && (!cached_writer || self.is_tight(ino) || self.asks_for_quota(ino));
         let cache = if through { fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES } else { fopen::KEEP_CACHE };

@@ -14,7 +14,14 @@ impl BraidFs {
     pub(crate) fn opendir(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
         let file = self.hold(req.node())?;
         let caps_epoch = AtomicU64::new(0);
-        let fh = self.handles.insert(Handle { file, cached_writer: false, append_only: false, fh: 0, caps_epoch })?;
+        let fh = self.handles.insert(Handle {
+            file,
+            cached_writer: false,
+            writer: false,
+            append_only: false,
+            fh: 0,
+            caps_epoch,
+        })?;
         // All changes of the directory pass through the kernel, so its copy of the listing stays right.
         out.put(&abi::OpenOut { fh, open_flags: fopen::CACHE_DIR | fopen::KEEP_CACHE, padding: 0 });
         Ok(Outcome::Reply)
