@@ -221,6 +221,15 @@ impl Handles {
         self.shard(ino).lock().get(&ino.0).is_some_and(|w| w.cached > 0)
     }
 
+    /// The files among `which` that have a cached writer.
+    pub fn written_cached(&self, which: impl Fn(InodeNo) -> bool) -> Vec<WireId> {
+        let mut found = Vec::new();
+        for shard in &self.writers {
+            found.extend(shard.lock().values().filter(|w| w.cached > 0 && which(w.id.ino())).map(|w| w.id));
+        }
+        found
+    }
+
     /// How many files among `which` have a cached writer.
     pub fn cached_writers(&self, which: impl Fn(InodeNo) -> bool) -> u64 {
         let of = |shard: &CachePadded<Mutex<HashMap<u64, Writers>, rank::WriterShard>>| {

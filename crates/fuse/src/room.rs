@@ -20,7 +20,8 @@
 //! `stat` has no such flag (`fuse_update_attributes` in `fs/fuse`). Who is seen to do none of the first is told at once.
 //!
 //! **While it becomes tight.** With 10^5 files known to the kernel it takes a moment until all of them have lost their
-//! attributes. Files that have not go on to take writes, but no more than the kernel may hold: where less than that is
+//! attributes; with OPEN it is those that are open for writing, and the helper, which has them written back, may be busy.
+//! Files that have not go on to take writes, but no more than the kernel may hold: where less than that is
 //! left meanwhile, the answers to WRITEs of the cache are held back, and so is the kernel, until all files have
 //! ([`Becoming`]).
 //!
@@ -485,20 +486,28 @@ impl BraidFs {
     /// Whether a domain has only so much room, and is tight from now on: what the kernel may hold of it is to be written back.
     fn becomes_tight(&self, d: usize, room: u64, channel: &Arc<Channel>) -> bool {
         let becomes = room < self.tight.domains[d].tight_below() && self.tight.becomes_tight(d);
-        if becomes && !self.negotiated.opens() {
+        if becomes {
             self.begin_tight(d, channel);
         }
         becomes
     }
 
-    /// Has all files that the kernel knows lose their attributes, on a thread of its own: the helper may be waiting for the
-    /// kernel, and the kernel for an answer that is held back.
+    /// Has all files that may be written to through the cache lose their attributes, on a thread of its own: the helper may be
+    /// waiting for the kernel, and the kernel for an answer that is held back.
     fn begin_tight(&self, d: usize, channel: &Arc<Channel>) {
         let becoming = self.tight.domains[d].becoming.clone();
         if becoming.now.swap(true, Ordering::SeqCst) {
             return;
         }
-        let (files, channel, ends) = (self.known_files(d), channel.clone(), becoming.clone());
+        let files = if self.negotiated.opens() {
+            self.handles.written_cached(|ino| self.domain_index(ino) == Some(d))
+        } else {
+            self.known_files(d)
+        };
+        if files.is_empty() {
+            return becoming.end();
+        }
+        let (channel, ends) = (channel.clone(), becoming.clone());
         let tell = move || {
             let (done, told) = mpsc::channel::<()>();
             let teller = run_aside("fuse-tell", move || {

@@ -446,6 +446,36 @@ fn an_append_only_file_is_only_appended_to() {
     assert_eq!(write(open.fh, 0, direct), Ok(()));
 }
 
+/// Also with OPEN: what the kernel holds of files that are open for writing stays within its bound until it knows that it must
+/// ask, though the helper does nothing.
+#[test]
+fn writes_are_held_back_until_the_kernel_knows_of_little_room() {
+    let mut s = Served::with(abi::init::SETXATTR_EXT, 1 << 17);
+    let id = WireId(s.mknod(ROOT, "f").nodeid);
+    let fh = s.open(op::OPEN, id).unwrap();
+    assert!(s.fs.handles.has_cached_writer(id.ino()));
+    let other = WireId(s.mknod(ROOT, "other").nodeid);
+    let taker = s.open(op::OPEN, other).unwrap();
+    let write = |s: &Served| {
+        let mut arg = abi::WriteIn::new_zeroed();
+        (arg.fh, arg.size, arg.write_flags) = (fh, 3, abi::WRITE_CACHE);
+        let frame = request(op::WRITE, id, &[arg.as_bytes(), b"abc"].concat());
+        s.fs.handle(&Request::parse(&frame).unwrap(), &mut Answer::new(64), &Context::new(&s.channel, 1, None))
+    };
+    assert_eq!(write(&s), Ok(Outcome::Reply));
+    // a kernel that is told nothing for now
+    let (kernel, mut full) = std::io::pipe().unwrap();
+    let bytes = rustix::pipe::fcntl_setpipe_size(&full, 4096).unwrap();
+    std::io::Write::write_all(&mut full, &vec![0; bytes]).unwrap();
+    s.channel = Arc::new(Channel::new(full.into()));
+    let room = s.fs.vol.sure_room(s.fs.vol.domain_of(id.ino()).unwrap()) * 4096;
+    let take = abi::FallocateIn { fh: taker, length: room - (32 << 20), ..abi::FallocateIn::new_zeroed() };
+    s.ask(op::FALLOCATE, other, &[take.as_bytes()]).unwrap();
+    assert_eq!(write(&s), Ok(Outcome::Deferred));
+    // what is answered later is told to nobody
+    drop(kernel);
+}
+
 /// It may take long: whoever serves it must not wait.
 #[test]
 fn trimming_is_answered_by_a_thread_of_its_own() {
