@@ -12,6 +12,7 @@ mod loopdev;
 mod mem;
 mod nbd;
 mod open;
+mod parts;
 mod range;
 mod record;
 mod rw;
@@ -37,6 +38,7 @@ pub use open::{
     AnyDevice, OpenError, is_unclaimed, look_at_devices, open_any_devices, open_claimed_devices, open_volume_devices,
     open_volume_files,
 };
+pub use parts::{Flushed, PartDevice, Parted};
 pub use record::{Event, Keep, RecordDevice, SECTOR_BYTES};
 pub use sparse::SparseDevice;
 pub use trace::{BlockContent, TraceDevice};

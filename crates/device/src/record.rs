@@ -1,16 +1,17 @@
 //! A device that remembers every write and flush, and makes of them what a crash may leave behind.
 //!
 //! Owns the log and the images made of it. Invariants: a write is in the log when it returns; a flush covers
-//! exactly the writes that were in the log when it *started*; reads see every write. The model: what the last
-//! completed flush covers is on the disk; each later write is there whole, in part or not at all, as the
-//! caller chooses. Writes to one block reach the disk in the order of the log. Lock order: log, memory chunk;
-//! the checkpoints are a leaf of their own.
+//! exactly the writes that were in the log when it *started* (of its own part, where several devices are parts of it,
+//! [`crate::PartDevice`]); reads see every write. The model: what the last completed flush covers is on the disk; each
+//! later write is there whole, in part or not at all, as the caller chooses. Writes to one block reach the disk in the
+//! order of the log. Lock order: log, memory chunk; the checkpoints are a leaf of their own.
 
-use crate::{BLOCK_BYTES, Device, Image, MemDevice, WriteOp, check_discard, check_ops, thread_number};
+use crate::{BLOCK_BYTES, Device, Flushed, Image, MemDevice, WriteOp, check_discard, check_ops, thread_number};
 use braidfs_sync::device::Mutex;
 use braidfs_sync::rank;
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Bytes that a disk writes whole or not at all.
@@ -42,8 +43,10 @@ pub enum Event {
     },
     /// A flush returned.
     Flush {
-        /// The events before this index are durable, by this flush or an earlier one.
+        /// The events before this index are durable, by this flush or an earlier one,
         covers: usize,
+        /// if they are of these blocks.
+        blocks: Range<u64>,
         /// As for `Write`.
         thread: u64,
     },
@@ -83,16 +86,24 @@ struct Log {
     events: Vec<Event>,
     /// Indices of the flushes in `events`.
     flushes: Vec<usize>,
+    /// What all of them have made durable.
+    flushed: Flushed,
 }
 
 impl Log {
-    /// How many events are durable after the first `upto`.
-    fn durable(&self, upto: usize) -> usize {
-        let last = self.flushes.partition_point(|&f| f < upto).checked_sub(1);
-        match last.and_then(|i| self.events.get(self.flushes[i])) {
-            Some(Event::Flush { covers, .. }) => *covers,
-            _ => 0,
+    /// What is durable after the first `upto` events.
+    fn flushed(&self, upto: usize) -> Flushed {
+        let before = &self.flushes[..self.flushes.partition_point(|&f| f < upto)];
+        let mut all = Flushed::default();
+        for flush in before.iter().rev() {
+            if let Event::Flush { covers, blocks, .. } = &self.events[*flush] {
+                all.add(blocks, *covers);
+            }
+            if all.parts() == self.flushed.parts() {
+                break;
+            }
         }
+        all
     }
 }
 
@@ -144,7 +155,8 @@ impl RecordDevice {
     pub fn unflushed(&self, upto: usize) -> Vec<usize> {
         let log = self.log.lock();
         let upto = upto.min(log.events.len());
-        (log.durable(upto)..upto).filter(|&i| !matches!(log.events[i], Event::Flush { .. })).collect()
+        let flushed = log.flushed(upto);
+        (flushed.prefix(self.blocks())..upto).filter(|&i| !flushed.has(i, &log.events[i])).collect()
     }
 
     /// The content now, all writes whole.
@@ -157,16 +169,22 @@ impl RecordDevice {
     /// `keep` is asked once for each unflushed write, with its index among them, in the order of the log
     /// ([`RecordDevice::unflushed`] tells which these are).
     pub fn crash_image(&self, upto: usize, keep: &mut dyn FnMut(usize) -> Keep) -> MemDevice {
-        let (durable, late) = {
+        let (flushed, durable, late) = {
             let log = self.log.lock();
             let upto = upto.min(log.events.len());
-            let durable = log.durable(upto);
-            (durable, log.events[durable..upto].to_vec())
+            let flushed = log.flushed(upto);
+            let durable = flushed.prefix(self.blocks());
+            (flushed, durable, log.events[durable..upto].to_vec())
         };
         let mut image = self.durable_image(durable);
-        let late = late.iter().filter(|e| !matches!(e, Event::Flush { .. }));
-        for (i, event) in late.enumerate() {
-            apply(&mut image, event, keep(i));
+        let mut lost = 0;
+        for (i, event) in (durable..).zip(&late) {
+            if flushed.has(i, event) {
+                apply(&mut image, event, Keep::Whole);
+            } else {
+                apply(&mut image, event, keep(lost));
+                lost += 1;
+            }
         }
         MemDevice::from_image(image)
     }
@@ -198,13 +216,22 @@ impl RecordDevice {
     /// # Errors
     /// None.
     pub fn flush_while(&self, meanwhile: &dyn Fn()) -> io::Result<()> {
+        self.flush_part_while(0..self.blocks(), meanwhile)
+    }
+
+    /// [`Self::flush_while`] of these blocks alone.
+    ///
+    /// # Errors
+    /// None.
+    pub fn flush_part_while(&self, blocks: Range<u64>, meanwhile: &dyn Fn()) -> io::Result<()> {
         let covers = self.log.lock().events.len();
         meanwhile();
         let mut log = self.log.lock();
         let at = log.events.len();
         // An overlapping flush that started later may have returned first.
-        let covers = covers.max(log.durable(at));
-        log.events.push(Event::Flush { covers, thread: thread_number() });
+        let covers = covers.max(log.flushed.covers(&blocks));
+        log.flushed.add(&blocks, covers);
+        log.events.push(Event::Flush { covers, blocks, thread: thread_number() });
         log.flushes.push(at);
         Ok(())
     }

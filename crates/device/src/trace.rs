@@ -13,6 +13,7 @@ use braidfs_sync::rank;
 use foldhash::fast::FixedState;
 use std::collections::HashMap;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// What a block of the table holds.
@@ -68,6 +69,13 @@ impl TraceDevice {
     pub fn log(&self) -> Vec<Event> {
         self.state.lock().log.clone()
     }
+
+    pub(crate) fn record_flush(&self, blocks: Range<u64>) -> io::Result<()> {
+        let mut state = self.state.lock();
+        let covers = state.log.len();
+        state.log.push(Event::Flush { covers, blocks, thread: 0 });
+        Ok(())
+    }
 }
 
 impl State {
@@ -121,10 +129,7 @@ impl Device for TraceDevice {
     }
 
     fn flush(&self) -> io::Result<()> {
-        let mut state = self.state.lock();
-        let covers = state.log.len();
-        state.log.push(Event::Flush { covers, thread: 0 });
-        Ok(())
+        self.record_flush(0..self.blocks())
     }
 
     fn discard(&self, block: u64, blocks: u64) -> io::Result<()> {

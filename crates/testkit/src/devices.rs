@@ -1,16 +1,15 @@
 //! A crash at every write and every flush of a volume that gets a device more, or loses its last one.
 //!
-//! Each device is recorded, and with each of its events how far all others were: a crash finds all devices at one moment, and
-//! each may lose what it has not flushed. What was synced before must be there, the volume is the old one or the new one, fsck
-//! finds nothing, and the same change goes on to its end.
+//! Both devices are recorded as parts of one: a crash finds both at one moment, and each may lose what it has not flushed. What
+//! was synced before must be there, the volume is the old one or the new one, fsck finds nothing, and the same change goes on to
+//! its end.
 
-use crate::resize::{holds, keeps_of, options, write};
+use crate::resize::{holds, keeps, options, write};
 use crate::states::{Budget, CrashState, Log};
 use crate::walk::fsck;
 use braidfs::{Cred, MkfsOptions, OpenHow, Volume, mkfs};
-use braidfs_device::{Device, Event, MemDevice, RecordDevice, WriteOp};
-use std::io;
-use std::sync::{Arc, Mutex};
+use braidfs_device::{Device, Event, MemDevice, PartDevice, Parted, RecordDevice};
+use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
@@ -18,67 +17,10 @@ const BLOCK: u64 = 4096;
 const FIRST: u64 = 32 * MIB;
 const MORE: u64 = 24 * MIB;
 
-/// Devices that are recorded by one clock.
-#[derive(Debug)]
-pub(crate) struct Together {
-    logs: Vec<RecordDevice>,
-    /// After each event of any of them, how long each log was.
-    times: Mutex<Vec<Vec<usize>>>,
-}
-
-impl Together {
-    /// Both with what they have now, and what is recorded of them from now on.
-    pub(crate) fn of(devices: &[Arc<MemDevice>; 2]) -> (Arc<Self>, [Arc<dyn Device>; 2]) {
-        let logs = devices.iter().map(|d| RecordDevice::new(d.snapshot())).collect();
-        let together = Arc::new(Self { logs, times: Mutex::default() });
-        let both = [0, 1].map(|i| Arc::new(One(Arc::clone(&together), i)) as Arc<dyn Device>);
-        (together, both)
-    }
-
-    fn tick(&self) {
-        // one thread does all: see `options`
-        self.times.lock().unwrap().push(self.logs.iter().map(RecordDevice::log_len).collect());
-    }
-
-    pub(crate) fn now(&self) -> usize {
-        self.times.lock().unwrap().len()
-    }
-}
-
-/// One of them.
-#[derive(Debug)]
-struct One(Arc<Together>, usize);
-
-impl One {
-    fn log(&self) -> &RecordDevice {
-        &self.0.logs[self.1]
-    }
-
-    fn after<R>(&self, result: R) -> R {
-        self.0.tick();
-        result
-    }
-}
-
-impl Device for One {
-    fn blocks(&self) -> u64 {
-        self.log().blocks()
-    }
-    fn read(&self, block: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.log().read(block, buf)
-    }
-    fn write_batch(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
-        self.after(self.log().write_batch(ops))
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.after(self.log().flush())
-    }
-    fn discard(&self, block: u64, blocks: u64) -> io::Result<()> {
-        self.after(self.log().discard(block, blocks))
-    }
-    fn name(&self) -> String {
-        format!("device {}", self.1)
-    }
+/// Two devices of so many bytes, which are parts of one.
+pub(crate) fn both<D: Parted + 'static>(whole: &Arc<D>, bytes: [u64; 2]) -> [Arc<dyn Device>; 2] {
+    let parts: Result<[_; 2], _> = PartDevice::split(whole, bytes.map(|n| n / BLOCK)).try_into();
+    parts.unwrap_or_else(|_| unreachable!("a part for each length"))
 }
 
 /// A change of a volume's devices.
@@ -137,8 +79,7 @@ fn change(v: &Volume, what: Change, device: &Arc<dyn Device>) -> Result<(), brai
 const KEPT: u64 = 8;
 
 /// Looks at one state that a crash leaves; whether the volume is the old one there.
-fn look(images: Vec<MemDevice>, what: Change, promised: Promised) -> Result<bool, String> {
-    let all: Vec<Arc<dyn Device>> = images.into_iter().map(|i| Arc::new(i) as Arc<dyn Device>).collect();
+fn look(all: &[Arc<dyn Device>; 2], what: Change, promised: Promised) -> Result<bool, String> {
     let first = &all[..1];
     let text = |e: braidfs::Error| e.to_string();
     // the new device may hold nothing yet, the old one nothing any more
@@ -209,10 +150,10 @@ fn look(images: Vec<MemDevice>, what: Change, promised: Promised) -> Result<bool
 }
 
 /// A volume that is about to change, unmounted.
-fn made(what: Change) -> Result<[Arc<MemDevice>; 2], String> {
+fn made(what: Change) -> Result<Arc<MemDevice>, String> {
     let text = |e: braidfs::Error| e.to_string();
-    let devices = [FIRST, MORE].map(|n| Arc::new(MemDevice::new(n / BLOCK)));
-    let [first, second] = devices.clone().map(|d| d as Arc<dyn Device>);
+    let whole = Arc::new(MemDevice::new((FIRST + MORE) / BLOCK));
+    let [first, second] = both(&whole, [FIRST, MORE]);
     let how = MkfsOptions { domains: Some(2), group_bytes: Some(4 * MIB), ..MkfsOptions::default() };
     mkfs::format(std::slice::from_ref(&first), &how).map_err(text)?;
     let v = Volume::mount(vec![first], options()).map_err(text)?;
@@ -224,7 +165,7 @@ fn made(what: Change) -> Result<[Arc<MemDevice>; 2], String> {
         v.unlink_path(b"filler", &Cred::root()).map_err(text)?;
     }
     v.unmount().map_err(text)?;
-    Ok(devices)
+    Ok(whole)
 }
 
 /// Crashes a change at every point; how many states there were, and in how many the volume was still the old one.
@@ -233,53 +174,45 @@ fn made(what: Change) -> Result<[Arc<MemDevice>; 2], String> {
 /// The first state that is none of those that may be.
 pub fn every_crash_of_a_device(what: Change) -> Result<(usize, usize), String> {
     let text = |e: braidfs::Error| e.to_string();
-    let (together, [first, second]) = Together::of(&made(what)?);
+    let log = Arc::new(RecordDevice::new(made(what)?.snapshot()));
+    let [first, second] = both(&log, [FIRST, MORE]);
     let members = if what == Change::Add { vec![first] } else { vec![first, Arc::clone(&second)] };
     let v = Volume::mount(members, options()).map_err(text)?;
     write(&v, "meanwhile", 2)?;
-    let begin = together.now() - 1;
+    let begin = log.log_len();
     change(&v, what, &second).map_err(text)?;
-    let end = together.now() - 1;
+    let end = log.log_len();
     write(&v, "behind", 3)?;
     v.crash();
-    let last = together.times.lock().unwrap().len();
-    each_crash(&together, [begin, end], |at, images| {
-        let promised = Promised { done: at >= end, behind: at + 1 == last };
-        look(images, what, promised).map_err(|e| format!("{what:?}: {e}"))
+    let log = Log::of(&log);
+    each_crash(&log, [FIRST, MORE], [begin, end], |upto, devices| {
+        let promised = Promised { done: upto >= end, behind: upto == log.events.len() };
+        look(devices, what, promised).map_err(|e| format!("{what:?}: {e}"))
     })
 }
 
-/// Crashes two recorded devices at each flush from the first of the moments on, and at both of these, and has each state looked
-/// at, told which moment it is; how many states there were, and how many of them `look` counted.
+/// Crashes two recorded devices of so many bytes at each flush from the first of the moments on, and at both of these, and has
+/// each state looked at, told which moment it is; how many states there were, and how many of them `look` counted.
 pub(crate) fn each_crash(
-    together: &Together,
+    log: &Log,
+    bytes: [u64; 2],
     [begin, end]: [usize; 2],
-    mut look: impl FnMut(usize, Vec<MemDevice>) -> Result<bool, String>,
+    mut look: impl FnMut(usize, &[Arc<dyn Device>; 2]) -> Result<bool, String>,
 ) -> Result<(usize, usize), String> {
-    let records: Vec<Log> = together.logs.iter().map(Log::of).collect();
-    let times = together.times.lock().unwrap().clone();
     let budget = Budget { subsets: 2, samples: 1 };
     let mut rng = fastrand::Rng::with_seed(7);
     let (mut states, mut counted) = (0, 0);
-    for (at, time) in times.iter().enumerate().skip(begin) {
+    for upto in begin..=log.events.len() {
         // a crash between two flushes is the later one with some writes lost
-        let flushes = |t: Option<&Vec<usize>>| {
-            t.is_none_or(|t| {
-                (0..2).any(|i| t[i] > time[i] && matches!(records[i].events[time[i]], Event::Flush { .. }))
-            })
-        };
-        if ![begin, end].contains(&at) && !flushes(times.get(at + 1)) {
+        let flushes = log.events.get(upto).is_none_or(|e| matches!(e, Event::Flush { .. }));
+        if ![begin, end].contains(&upto) && !flushes {
             continue;
         }
-        let lost: Vec<usize> = (0..2).map(|i| records[i].unflushed(time[i]).count()).collect();
-        let events = (0..2).flat_map(|i| records[i].unflushed(time[i]));
-        for keep in keeps_of(events, &budget, &mut rng) {
-            let (of_first, of_second) = keep.split_at(lost[0]);
-            let crash = [(0, of_first), (1, of_second)].map(|(i, k)| CrashState { upto: time[i], keep: k.to_vec() });
-            let images = (0..2).map(|i| MemDevice::from_image(records[i].image(&crash[i]))).collect();
+        for keep in keeps(log, upto, &budget, &mut rng) {
+            let crash = CrashState { upto, keep };
+            let devices = both(&Arc::new(MemDevice::from_image(log.image(&crash))), bytes);
             states += 1;
-            let is = look(at, images)
-                .map_err(|e| format!("moment {at} ({begin} to {end}), {} and {}: {e}", crash[0], crash[1]))?;
+            let is = look(upto, &devices).map_err(|e| format!("moments {begin} to {end}, {crash}: {e}"))?;
             counted += usize::from(is);
         }
     }

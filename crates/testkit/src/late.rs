@@ -30,7 +30,10 @@ fn hash_of(initial: &Image, block: u64, bytes: &[u8]) -> ImageHash {
 pub struct Durable {
     /// The content as it is now.
     pub image: Image,
+    /// Events that are all in it, and those behind them that are in it, too: of other devices of the volume than the first
+    /// that is not.
     events: usize,
+    beyond: BTreeSet<usize>,
     /// Blocks that differ from the initial image.
     hashes: HashMap<u64, ImageHash, FixedState>,
     hash: ImageHash,
@@ -39,17 +42,22 @@ pub struct Durable {
 impl Durable {
     /// At the start.
     pub fn new(log: &Log) -> Self {
-        Self { image: log.initial.clone(), events: 0, hashes: HashMap::default(), hash: 0 }
+        let (hashes, hash) = Default::default();
+        Self { image: log.initial.clone(), events: 0, beyond: BTreeSet::new(), hashes, hash }
     }
 
-    /// Makes the first `events` events of the log durable.
-    pub fn advance(&mut self, log: &Log, events: usize) {
+    /// Makes durable what is so after the first `upto` events of the log.
+    pub fn advance(&mut self, log: &Log, upto: usize) {
+        let (flushed, all) = log.durable(upto);
         let mut touched = BTreeSet::new();
-        for event in &log.events[self.events.min(events)..events] {
-            event.apply(&mut self.image, Keep::Whole);
-            touched.extend(blocks_of(event));
+        for (i, event) in (self.events..).zip(&log.events[self.events.min(upto)..upto]) {
+            if flushed.has(i, event) && self.beyond.insert(i) {
+                event.apply(&mut self.image, Keep::Whole);
+                touched.extend(blocks_of(event));
+            }
         }
-        self.events = self.events.max(events);
+        self.events = self.events.max(all);
+        self.beyond = self.beyond.split_off(&self.events);
         let mut now = [0; BLOCK_BYTES];
         for block in touched {
             read(&self.image, block, &mut now);
@@ -111,8 +119,7 @@ pub struct Late {
 impl Late {
     /// The point after the first `upto` events. `durable` is advanced to it: points must be visited in order.
     pub fn new(log: &Log, upto: usize, durable: &mut Durable) -> Self {
-        let flushed = log.durable(upto);
-        durable.advance(log, flushed);
+        durable.advance(log, upto);
         let writes: Vec<Event> = log.unflushed(upto).cloned().collect();
         let mut by: BTreeMap<u64, Vec<(usize, usize)>> = BTreeMap::new();
         for (w, event) in writes.iter().enumerate() {

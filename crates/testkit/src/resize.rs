@@ -276,17 +276,8 @@ fn crashes_of_a_shrink(
 
 /// What may become of the writes that a crash at one point may lose.
 pub(crate) fn keeps(log: &Log, upto: usize, budget: &Budget, rng: &mut fastrand::Rng) -> Vec<Vec<Keep>> {
-    keeps_of(log.unflushed(upto), budget, rng)
-}
-
-/// What may become of these writes.
-pub(crate) fn keeps_of<'e>(
-    unflushed: impl Iterator<Item = &'e Event>,
-    budget: &Budget,
-    rng: &mut fastrand::Rng,
-) -> Vec<Vec<Keep>> {
     let size = |e: &Event| if let Event::Write { data, .. } = e { data.len() / SECTOR_BYTES } else { 1 };
-    let sectors: Vec<usize> = unflushed.map(size).collect();
+    let sectors: Vec<usize> = log.unflushed(upto).map(size).collect();
     let mut all = Vec::new();
     each(&sectors, budget, rng, &mut |k| {
         all.push(k.to_vec());

@@ -1,7 +1,8 @@
 //! What a device may hold after a crash: a prefix of the log, and for each write after the last flush of it whether it
-//! got there whole, torn or not at all.
+//! got there whole, torn or not at all. A volume of several devices has one log: each is a part of the one that is recorded,
+//! and a flush covers its own ([`braidfs_device::PartDevice`]).
 
-use braidfs_device::{Event, Image, Keep, RecordDevice, SECTOR_BYTES};
+use braidfs_device::{Event, Flushed, Image, Keep, RecordDevice, SECTOR_BYTES};
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -20,22 +21,31 @@ impl Log {
         Self { initial: device.initial(), events: device.log() }
     }
 
-    /// How many events are durable after the first `upto`.
-    pub fn durable(&self, upto: usize) -> usize {
-        let covers = |e: &Event| if let Event::Flush { covers, .. } = e { Some(*covers) } else { None };
-        self.events[..upto].iter().rev().find_map(covers).unwrap_or(0)
+    /// What is durable after the first `upto` events; and how many of them are all durable.
+    pub fn durable(&self, upto: usize) -> (Flushed, usize) {
+        let flushed = Flushed::by(&self.events[..upto]);
+        let all = flushed.prefix(self.initial.blocks());
+        (flushed, all)
     }
 
     /// The writes and discards that a crash after `upto` events may lose.
     pub fn unflushed(&self, upto: usize) -> impl Iterator<Item = &Event> {
-        self.events[self.durable(upto)..upto].iter().filter(|e| !matches!(e, Event::Flush { .. }))
+        let (flushed, all) = self.durable(upto);
+        (all..).zip(&self.events[all..upto]).filter(move |(i, e)| !flushed.has(*i, e)).map(|(_, e)| e)
     }
 
     /// The device after a crash.
     pub fn image(&self, crash: &CrashState) -> Image {
         let mut image = self.initial.clone();
-        self.events[..self.durable(crash.upto)].iter().for_each(|e| e.apply(&mut image, Keep::Whole));
-        self.unflushed(crash.upto).zip(&crash.keep).for_each(|(e, keep)| e.apply(&mut image, *keep));
+        let flushed = self.durable(crash.upto).0;
+        let mut keep = crash.keep.iter();
+        for (i, e) in self.events[..crash.upto].iter().enumerate() {
+            if flushed.has(i, e) {
+                e.apply(&mut image, Keep::Whole);
+            } else if let Some(keep) = keep.next() {
+                e.apply(&mut image, *keep);
+            }
+        }
         image
     }
 

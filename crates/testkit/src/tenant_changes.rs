@@ -4,12 +4,13 @@
 //! in the old mode. What a tenant without a journal held is there as soon as its header says that it has one. fsck finds
 //! nothing, and the same call goes on to its end.
 
-use crate::devices::{Together, each_crash};
+use crate::devices::{both, each_crash};
 use crate::resize::{holds, options, write};
 use crate::scratch::tree;
+use crate::states::Log;
 use crate::walk::fsck;
 use braidfs::{Cred, DeviceSet, InodeNo, JournalMode, MkfsOptions, TenantBudget, Volume, mkfs};
-use braidfs_device::{Device, MemDevice};
+use braidfs_device::{Device, MemDevice, RecordDevice};
 use std::cell::Cell;
 use std::sync::Arc;
 
@@ -46,12 +47,12 @@ fn scratch(mode: Option<JournalMode>) -> bool {
     mode == Some(JournalMode::Scratch)
 }
 
-fn made(from: Option<JournalMode>) -> Result<[Arc<MemDevice>; 2], String> {
-    let devices = [EACH, EACH].map(|n| Arc::new(MemDevice::new(n / 4096)));
-    let all: Vec<Arc<dyn Device>> = devices.iter().map(|d| d.clone() as Arc<dyn Device>).collect();
+fn made(from: Option<JournalMode>) -> Result<Arc<MemDevice>, String> {
+    let whole = Arc::new(MemDevice::new(2 * EACH / 4096));
+    let all = both(&whole, [EACH, EACH]);
     let how = MkfsOptions { domains: Some(2), group_bytes: Some(4 * MIB), ..MkfsOptions::default() };
     mkfs::format(&all, &how).map_err(text)?;
-    let v = Volume::mount(all, options()).map_err(text)?;
+    let v = Volume::mount(all.to_vec(), options()).map_err(text)?;
     write(&v, "before", 1)?;
     let budget = TenantBudget { devices: only(0), journal: from, ..TenantBudget::default() };
     v.tenant_create(InodeNo::ROOT, b"d", 0o755, "t", budget, &Cred::root()).map_err(text)?;
@@ -59,14 +60,13 @@ fn made(from: Option<JournalMode>) -> Result<[Arc<MemDevice>; 2], String> {
     write(&v, "d/gone", 7)?;
     v.unlink_path(b"d/gone", &Cred::root()).map_err(text)?;
     v.unmount().map_err(text)?;
-    Ok(devices)
+    Ok(whole)
 }
 
 /// Looks at one state; `done`: the call had returned.
-fn look(images: Vec<MemDevice>, [from, to]: Modes, done: bool, found: &Found) -> Result<(), String> {
-    let all: Vec<Arc<dyn Device>> = images.into_iter().map(|i| Arc::new(i) as Arc<dyn Device>).collect();
-    fsck(&all)?;
-    let v = Volume::mount(all.clone(), options()).map_err(text)?;
+fn look(all: &[Arc<dyn Device>; 2], [from, to]: Modes, done: bool, found: &Found) -> Result<(), String> {
+    fsck(all)?;
+    let v = Volume::mount(all.to_vec(), options()).map_err(text)?;
     holds(&v, "before", 1)?;
     let t = v.tenant("t").map_err(text)?;
     let is = (t.budget.journal, t.budget.devices);
@@ -97,8 +97,8 @@ fn look(images: Vec<MemDevice>, [from, to]: Modes, done: bool, found: &Found) ->
     there(&v)?;
     write(&v, "d/again", 9)?;
     v.unmount().map_err(text)?;
-    fsck(&all).map_err(|e| format!("afterwards: {e}"))?;
-    let v = Volume::mount(all, options()).map_err(text)?;
+    fsck(all).map_err(|e| format!("afterwards: {e}"))?;
+    let v = Volume::mount(all.to_vec(), options()).map_err(text)?;
     holds(&v, "d/again", 9)?;
     let is = v.tenant("t").map_err(text)?.budget;
     if (is.journal, is.devices) != (to, only(1)) {
@@ -112,17 +112,18 @@ fn look(images: Vec<MemDevice>, [from, to]: Modes, done: bool, found: &Found) ->
 /// # Errors
 /// The first state that is none of those that may be.
 pub fn every_crash_of_a_change(from: Option<JournalMode>, to: Option<JournalMode>) -> Result<(usize, Found), String> {
-    let (together, both) = Together::of(&made(from)?);
-    let v = Volume::mount(both.to_vec(), options()).map_err(text)?;
+    let log = Arc::new(RecordDevice::new(made(from)?.snapshot()));
+    let v = Volume::mount(both(&log, [EACH, EACH]).to_vec(), options()).map_err(text)?;
     if !scratch(to) {
         (2..4).try_for_each(|n| write(&v, &format!("d/f{n}"), n))?;
     }
-    let begin = together.now() - 1;
+    let begin = log.log_len();
     change(&v, to)?;
-    let done = together.now() - 1;
+    let done = log.log_len();
     v.crash();
     let found = Found::default();
-    let (states, _) =
-        each_crash(&together, [begin, done], |at, images| look(images, [from, to], at >= done, &found).map(|()| true))?;
+    let (states, _) = each_crash(&Log::of(&log), [EACH, EACH], [begin, done], |upto, devices| {
+        look(devices, [from, to], upto >= done, &found).map(|()| true)
+    })?;
     Ok((states, found))
 }

@@ -3,12 +3,13 @@
 //! After each the tenant may use the one or the other, as the call left it that had returned or was under way; fsck finds nothing,
 //! what was synced is there, and the move goes on to its end.
 
-use crate::devices::{Together, each_crash, large, large_holds};
+use crate::devices::{both, each_crash, large, large_holds};
 use crate::resize::{holds, options, write};
+use crate::states::Log;
 use crate::walk::fsck;
 use braidfs::store::interface::LiveVolume;
 use braidfs::{Cred, DeviceSet, InodeNo, MkfsOptions, TenantBudget, Volume, mkfs};
-use braidfs_device::{Device, MemDevice};
+use braidfs_device::{Device, MemDevice, RecordDevice};
 use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
@@ -39,12 +40,12 @@ fn groups_on(v: &Volume, device: usize) -> Result<usize, String> {
 }
 
 /// A tenant with its journal and its numbers on device 0 and a large file on device 1, unmounted.
-fn made() -> Result<[Arc<MemDevice>; 2], String> {
-    let devices = [EACH, EACH].map(|n| Arc::new(MemDevice::new(n / 4096)));
-    let all: Vec<Arc<dyn Device>> = devices.iter().map(|d| d.clone() as Arc<dyn Device>).collect();
+fn made() -> Result<Arc<MemDevice>, String> {
+    let whole = Arc::new(MemDevice::new(2 * EACH / 4096));
+    let all = both(&whole, [EACH, EACH]);
     let how = MkfsOptions { domains: Some(2), group_bytes: Some(4 * MIB), ..MkfsOptions::default() };
     mkfs::format(&all, &how).map_err(text)?;
-    let v = Volume::mount(all, options()).map_err(text)?;
+    let v = Volume::mount(all.to_vec(), options()).map_err(text)?;
     write(&v, "before", 1)?;
     let budget = TenantBudget { devices: only(0), ..TenantBudget::default() };
     v.tenant_create(InodeNo::ROOT, b"d", 0o755, "t", budget, &Cred::root()).map_err(text)?;
@@ -57,7 +58,7 @@ fn made() -> Result<[Arc<MemDevice>; 2], String> {
         return Err("the tenant has not moved".into());
     }
     v.unmount().map_err(text)?;
-    Ok(devices)
+    Ok(whole)
 }
 
 fn there(v: &Volume) -> Result<(), String> {
@@ -68,10 +69,9 @@ fn there(v: &Volume) -> Result<(), String> {
 
 /// Looks at one state; whether the tenant could still use the old device only. `done`: the call had returned, `moved`: so had the
 /// move.
-fn look(images: Vec<MemDevice>, done: bool, moved: bool) -> Result<bool, String> {
-    let all: Vec<Arc<dyn Device>> = images.into_iter().map(|i| Arc::new(i) as Arc<dyn Device>).collect();
-    fsck(&all)?;
-    let v = Volume::mount(all.clone(), options()).map_err(text)?;
+fn look(all: &[Arc<dyn Device>; 2], done: bool, moved: bool) -> Result<bool, String> {
+    fsck(all)?;
+    let v = Volume::mount(all.to_vec(), options()).map_err(text)?;
     there(&v)?;
     let is = v.tenant("t").map_err(text)?.budget.devices;
     let is_old = is == only(1);
@@ -90,8 +90,8 @@ fn look(images: Vec<MemDevice>, done: bool, moved: bool) -> Result<bool, String>
     }
     there(&v)?;
     v.unmount().map_err(text)?;
-    fsck(&all).map_err(|e| format!("afterwards: {e}"))?;
-    let v = Volume::mount(all, options()).map_err(text)?;
+    fsck(all).map_err(|e| format!("afterwards: {e}"))?;
+    let v = Volume::mount(all.to_vec(), options()).map_err(text)?;
     there(&v)?;
     v.unmount().map_err(text)?;
     Ok(is_old)
@@ -102,14 +102,14 @@ fn look(images: Vec<MemDevice>, done: bool, moved: bool) -> Result<bool, String>
 /// # Errors
 /// The first state that is none of those that may be.
 pub fn every_crash_of_a_move() -> Result<(usize, usize), String> {
-    let (together, both) = Together::of(&made()?);
-    let v = Volume::mount(both.to_vec(), options()).map_err(text)?;
+    let log = Arc::new(RecordDevice::new(made()?.snapshot()));
+    let v = Volume::mount(both(&log, [EACH, EACH]).to_vec(), options()).map_err(text)?;
     v.sync().map_err(text)?;
-    let begin = together.now() - 1;
+    let begin = log.log_len();
     set(&v, 0)?;
-    let done = together.now() - 1;
+    let done = log.log_len();
     v.tenant_move("t", &|_, _| true).map_err(text)?;
-    let end = together.now() - 1;
+    let end = log.log_len();
     v.crash();
-    each_crash(&together, [begin, done], |at, images| look(images, at >= done, at >= end))
+    each_crash(&Log::of(&log), [EACH, EACH], [begin, done], |upto, devices| look(devices, upto >= done, upto >= end))
 }
