@@ -131,6 +131,15 @@ pub enum Bug {
     /// A domain that is added is counted before its header is durable. Not in [`Bug::ALL`]: the test kit's `planted_resize`
     /// shows it.
     DomainEarly,
+    /// Of a domain's devices, a commit flushes the journal's alone before its record. This and the next three are seen on volumes
+    /// of several devices.
+    CommitOneDevice,
+    /// A fast fsync flushes the journal's device alone.
+    SyncOneDevice,
+    /// A checkpoint flushes the journal's device alone before the header tells of home tables.
+    HomesOneDevice,
+    /// A claim flushes the device of the group table alone before that tells of the group.
+    ClaimOneDevice,
 }
 
 impl Bug {
@@ -182,6 +191,10 @@ impl Bug {
             "a file made whole from what the device has, without what was written since",
         ),
         (Bug::FlushUnderWayTaken, "flush-under-way", "a flush that began before the write is taken for its own"),
+        (Bug::CommitOneDevice, "commit-device", "commit record before the data on another device"),
+        (Bug::SyncOneDevice, "sync-device", "fsync flushes the journal's device alone"),
+        (Bug::HomesOneDevice, "homes-device", "checkpoint told of before tables on another device are durable"),
+        (Bug::ClaimOneDevice, "claim-device", "a group claimed before its metadata on another device is durable"),
     ];
 }
 

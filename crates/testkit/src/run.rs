@@ -2,6 +2,7 @@
 //!
 //! Everything is single-threaded and nothing commits by itself, so a list of [`Act`]s replays exactly.
 
+use crate::crash::apart;
 use crate::full::{self, Full};
 use crate::generate::{Generator, Profile};
 use crate::history::{History, Synced};
@@ -13,7 +14,7 @@ use crate::states::{self, CrashState, Log};
 use crate::subject::{Key, OnVolume, stat_of};
 use crate::walk::{ROOT_KEY, Seen, fsck, walk};
 use braidfs::{AtimeMode, DataMode, Error, MkfsOptions, MountOptions, Overwrite, Placement, Timestamp, Volume, mkfs};
-use braidfs_device::{Device, Image, MemDevice, RecordDevice};
+use braidfs_device::{BLOCK_BYTES, Device, Image, MemDevice, PartDevice, Parted, RecordDevice};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -89,13 +90,19 @@ const CACHE: u64 = 16 << 20;
 /// Crashes that are judged beside the one that a run goes on from.
 const OTHER_CRASHES: usize = 12;
 
-/// Writes an image where `BRAIDFS_FAILED_IMAGE` says, for `braidfs dump` and others.
-fn keep(image: Image) {
+/// Writes an image where `BRAIDFS_FAILED_IMAGE` says, for `braidfs dump` and others; of a second device beside it, with `.1`
+/// behind its name.
+fn keep(setup: &Setup, image: Image) {
     let Some(path) = std::env::var_os("BRAIDFS_FAILED_IMAGE") else { return };
-    let device = MemDevice::from_image(image);
-    let mut bytes = vec![0; device.blocks() as usize * braidfs_device::BLOCK_BYTES];
-    let done = device.read(0, &mut bytes).map_err(std::io::Error::other).and_then(|()| std::fs::write(&path, bytes));
-    eprintln!("{}: {done:?}", path.display());
+    for (n, device) in setup.devices(&Arc::new(MemDevice::from_image(image))).iter().enumerate() {
+        let mut path = path.clone();
+        if n > 0 {
+            path.push(format!(".{n}"));
+        }
+        let mut bytes = vec![0; device.blocks() as usize * BLOCK_BYTES];
+        let done = device.read(0, &mut bytes).and_then(|()| std::fs::write(&path, bytes));
+        eprintln!("{}: {done:?}", path.display());
+    }
 }
 
 /// The volume that a run uses.
@@ -103,6 +110,8 @@ fn keep(image: Image) {
 pub struct Setup {
     /// Bytes of the device.
     pub bytes: u64,
+    /// Bytes of a second device (0: there is none). What is recorded, and the images, have it behind the first one.
+    pub second: u64,
     /// Options of mkfs.
     pub mkfs: MkfsOptions,
     /// When data is written (`data=` of a mount).
@@ -137,6 +146,7 @@ impl Default for Setup {
         };
         Self {
             bytes: 64 << 20,
+            second: 0,
             mkfs,
             data: DataMode::Ordered,
             overwrite: Overwrite::Auto,
@@ -151,8 +161,18 @@ impl Default for Setup {
     }
 }
 
+/// Bytes of the first and the second device of volumes that have two: the first one has a group for each of two domains, or more.
+const SHARES: [(u64, u64); 2] = [(9 << 20, 56 << 20), (17 << 20, 48 << 20)];
+
+/// In a seed of a volume of threads: the directory that they share has several buckets, and they change it beside each other.
+pub const BESIDE: u64 = 1 << 63;
+/// In a seed of a volume of threads: its cache has no room, so that whatever may leave memory does, and is read again.
+pub const PRESSED: u64 = 1 << 62;
+/// In a seed of a volume: it has two devices.
+pub const APART: u64 = 1 << 61;
+
 impl Setup {
-    /// One of the combinations of options that matter for correctness.
+    /// One of the combinations of options that matter for correctness, on two devices where the seed has [`APART`].
     pub fn vary(seed: u64) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut s = Self::default();
@@ -168,6 +188,9 @@ impl Setup {
         s.overwrite = if rng.u8(..4) == 0 { Overwrite::Log } else { Overwrite::Auto };
         s.cached_above = rng.bool();
         s.quotas = rng.bool();
+        if seed & APART != 0 {
+            (s.bytes, s.second) = SHARES[rng.usize(..SHARES.len())];
+        }
         s
     }
 
@@ -188,17 +211,26 @@ impl Setup {
         self.data != DataMode::Journal
     }
 
+    /// The devices of the volume, which are parts of `whole`, the one that is recorded.
+    pub fn devices<D: Parted + 'static>(&self, whole: &Arc<D>) -> Vec<Arc<dyn Device>> {
+        if self.second == 0 {
+            return vec![whole.clone()];
+        }
+        PartDevice::split(whole, [self.bytes, self.second].map(|n| n / BLOCK_BYTES as u64))
+    }
+
     /// A new, empty volume.
     ///
     /// # Errors
     /// Of mkfs.
     pub fn format(&self) -> Result<Image, String> {
-        let device = Arc::new(MemDevice::new(self.bytes / braidfs_device::BLOCK_BYTES as u64));
-        mkfs::format(&[device.clone() as Arc<dyn Device>], &self.mkfs).map_err(|e| format!("mkfs: {e}"))?;
+        let whole = Arc::new(MemDevice::new((self.bytes + self.second) / BLOCK_BYTES as u64));
+        let devices = self.devices(&whole);
+        mkfs::format(&devices, &self.mkfs).map_err(|e| format!("mkfs: {e}"))?;
         if self.quotas {
-            quota::begin(mount(&[device.clone() as Arc<dyn Device>], self)?)?;
+            quota::begin(mount(&devices, self)?)?;
         }
-        Ok(device.snapshot())
+        Ok(whole.snapshot())
     }
 }
 
@@ -301,7 +333,7 @@ impl Runner {
     /// Of the mount.
     pub fn new(setup: &Setup, image: Image, model: Model, keys: BTreeMap<Ino, Key>) -> Result<Self, String> {
         let device = Arc::new(RecordDevice::new(image));
-        let vol = mount(&[device.clone() as Arc<dyn Device>], setup)?;
+        let vol = mount(&setup.devices(&device), setup)?;
         let mut model = model;
         model.atime = setup.atime;
         model.learn(&mut times_of(&vol, &keys), &|_| true)?;
@@ -321,12 +353,17 @@ impl Runner {
         })
     }
 
-    /// Mounts an empty volume.
+    /// Mounts a new volume: an empty one, or one on two devices with files whose blocks lie on both ([`apart::spread`]).
     ///
     /// # Errors
     /// Of mkfs and mount.
     pub fn empty(setup: &Setup) -> Result<Self, String> {
-        Self::new(setup, setup.format()?, Model::default(), BTreeMap::from([(model::ROOT, ROOT_KEY)]))
+        let keys = BTreeMap::from([(model::ROOT, ROOT_KEY)]);
+        let mut r = Self::new(setup, setup.format()?, Model::default(), keys)?;
+        if setup.second > 0 {
+            apart::spread(&mut r)?;
+        }
+        Ok(r)
     }
 
     /// How it was made.
@@ -481,12 +518,17 @@ impl Runner {
         guarded(|| vol.unmount())?.map_err(|e| format!("unmount: {e}"))?;
         self.close_slots();
         let image = states::final_image(&self.device);
-        fsck(&[Arc::new(MemDevice::from_image(image.clone()))]).map_err(|e| format!("after an unmount: {e}"))?;
+        fsck(&self.on(&image)).map_err(|e| format!("after an unmount: {e}"))?;
         self.restart(image)?;
         self.compare().map_err(|e| format!("after a remount: {e}"))?;
         // nothing that lost its name is there any more
         quota::inodes_are(self.volume()?, &self.setup, self.model.nodes().map(|(_, n)| (n.uid, n.gid)))
             .map_err(|e| format!("after a remount: {e}"))
+    }
+
+    /// Devices with what an image holds.
+    fn on(&self, image: &Image) -> Vec<Arc<dyn Device>> {
+        self.setup.devices(&Arc::new(MemDevice::from_image(image.clone())))
     }
 
     fn restart(&mut self, image: Image) -> Result<(), String> {
@@ -511,10 +553,10 @@ impl Runner {
         self.judge_others(&log, seed)?;
         let state = states::random(&log, &mut rng);
         let image = log.image(&state);
-        let device: Arc<dyn Device> = Arc::new(MemDevice::from_image(image.clone()));
-        let (vol, seen) = self.judged(&device, &state)?;
+        let devices = self.on(&image);
+        let (vol, seen) = self.judged(&devices, &state)?;
         guarded(|| vol.unmount())?.map_err(|e| format!("{state}: unmount after recovery: {e}"))?;
-        fsck(&[device]).map_err(|e| format!("{state}: after recovery and unmount: {e}"))?;
+        fsck(&devices).map_err(|e| format!("{state}: after recovery and unmount: {e}"))?;
 
         // Goes on from the image before that recovery: this one is recorded, so that a crash in it is found too.
         let (mut model, keys) = seen.to_model();
@@ -537,16 +579,15 @@ impl Runner {
         for _ in 0..OTHER_CRASHES {
             let state = states::random(log, &mut rng);
             let image = log.image(&state);
-            let device: Arc<dyn Device> = Arc::new(MemDevice::from_image(image.clone()));
-            let (vol, _) = self.judged(&device, &state).inspect_err(|_| keep(image))?;
+            let (vol, _) = self.judged(&self.on(&image), &state).inspect_err(|_| keep(&self.setup, image))?;
             vol.crash();
         }
         Ok(())
     }
 
     /// Recovers what a crash left and judges it by the contract.
-    fn judged(&self, device: &Arc<dyn Device>, state: &CrashState) -> Result<(Volume, Seen), String> {
-        let vol = mount(std::slice::from_ref(device), &self.setup).map_err(|e| format!("{state}: recovery: {e}"))?;
+    fn judged(&self, devices: &[Arc<dyn Device>], state: &CrashState) -> Result<(Volume, Seen), String> {
+        let vol = mount(devices, &self.setup).map_err(|e| format!("{state}: recovery: {e}"))?;
         let seen = guarded(|| walk(&vol))?.map_err(|e| format!("{state}: after recovery: {e}"))?;
         let oracle = Oracle::new(&self.history, self.history.completed(state.upto));
         oracle.judge(&seen).map_err(|e| format!("{state}: {e}"))?;

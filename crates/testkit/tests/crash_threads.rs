@@ -5,9 +5,9 @@
 
 use braidfs::{FallocMode, FileKind, Placement, RenameMode, XattrMode};
 use braidfs_testkit::crash::minimise_threads::every_crash_of;
-use braidfs_testkit::crash::threads::{BESIDE, Threads};
+use braidfs_testkit::crash::threads::Threads;
 use braidfs_testkit::ops::{At, Op, P};
-use braidfs_testkit::run::Setup;
+use braidfs_testkit::run::{BESIDE, Setup};
 
 /// Seeds of volumes on which inodes that are made one after the other come into different domains: one whose directories
 /// are changed as by several threads, and one where they are not.

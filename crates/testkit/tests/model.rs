@@ -8,7 +8,7 @@ use braidfs::DataMode;
 use braidfs_testkit::env_number;
 use braidfs_testkit::full::Kind;
 use braidfs_testkit::generate::Profile;
-use braidfs_testkit::run::{Act, Setup, Stats, acts_to_rust, random_run, replay};
+use braidfs_testkit::run::{APART, Act, Setup, Stats, acts_to_rust, random_run, replay};
 use braidfs_testkit::shrink::shrink;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -52,7 +52,8 @@ fn run_all(first: u64, runs: u64, profile: Profile, crashes: bool) -> Stats {
                 if i >= runs || failed.lock().unwrap().is_some() {
                     return sum;
                 }
-                let seed = first.wrapping_add(i);
+                // some on two devices
+                let seed = first.wrapping_add(i) | if i % 4 == 3 { APART } else { 0 };
                 match random_run(&setup(seed, crashes), profile, seed, OPS_PER_RUN, crashes) {
                     Ok(s) => sum.add(&s),
                     Err((acts, why)) => {

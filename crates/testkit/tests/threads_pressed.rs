@@ -7,19 +7,20 @@
 
 use braidfs_testkit::crash::check::Counts;
 use braidfs_testkit::crash::explore::Limits;
-use braidfs_testkit::crash::threads::{BESIDE, PRESSED, run};
+use braidfs_testkit::crash::threads::run;
 use braidfs_testkit::env_number;
+use braidfs_testkit::run::{APART, BESIDE, PRESSED};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Kinds of volumes, in turns.
-const KINDS: [u64; 4] = [PRESSED, PRESSED | BESIDE, 0, BESIDE];
+const KINDS: [u64; 6] = [PRESSED, PRESSED | BESIDE, 0, BESIDE, PRESSED | APART, APART];
 
 /// Runs seeds `0..count` of each turn by as many threads as there are CPUs, until one fails: it, and why.
 fn first_failure(count: u64) -> Option<(u64, String)> {
     let limits = Limits { random_points: 2, ..Limits::brief() };
     let (next, failed) = (AtomicU64::new(0), Mutex::new(None));
-    let from = braidfs_testkit::seed().wrapping_mul(1 << 32) & !(PRESSED | BESIDE);
+    let from = braidfs_testkit::seed().wrapping_mul(1 << 32) & !(PRESSED | BESIDE | APART);
     std::thread::scope(|s| {
         for _ in 0..limits.threads {
             s.spawn(|| {

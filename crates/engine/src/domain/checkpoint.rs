@@ -129,7 +129,7 @@ impl Domain {
         let _span = tracing::debug_span!("checkpoint", domain = %self.id).entered();
         let begun = self.begin_checkpoint()?;
         self.write_home(&begun, leaving)?;
-        self.flush_devices()?;
+        self.flush_devices_but(Bug::HomesOneDevice)?;
         let told = self.write_checkpoint_header(&begun)?;
         self.store.device(0).flush()?;
         self.end_checkpoint(&begun, &told);

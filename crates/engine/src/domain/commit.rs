@@ -280,7 +280,7 @@ impl Domain {
             if planted(Bug::CopyUnflushed) && self.space.has_shut() {
                 return Ok(());
             }
-            planted::step(Bug::NoFlushBeforeCommit, || self.flush_devices())
+            planted::step(Bug::NoFlushBeforeCommit, || self.flush_devices_but(Bug::CommitOneDevice))
         };
         let write_commit_record = || self.write_commit_record(tx, &parts, Store::write_batch_through);
         planted::in_order(Bug::CommitBeforeChunks, write_chunks, write_commit_record)?;

@@ -57,6 +57,7 @@ use crate::cell::{Body, Cell, State};
 use crate::error::{Error, Result};
 use crate::journal::Journal;
 use crate::nodes::NodeTable;
+use crate::planted::{Bug, planted};
 use crate::space::Space;
 use crate::store::Store;
 use crate::types::*;
@@ -367,6 +368,26 @@ impl Domain {
             return Ok(self.store.flush()?);
         }
         Ok(self.store.flush_groups(self.space.groups())?)
+    }
+    /// [`Self::flush_devices`]; with the bug, of the journal's device alone.
+    ///
+    /// # Errors
+    /// Of a device.
+    pub(crate) fn flush_devices_but(&self, bug: Bug) -> Result<()> {
+        if planted(bug) {
+            return Ok(self.store.flush_groups([self.journals_group()])?);
+        }
+        self.flush_devices()
+    }
+    /// The devices that hold blocks of this domain; with the bug, the journal's alone.
+    pub(crate) fn devices_but(&self, bug: Bug) -> Vec<usize> {
+        if planted(bug) {
+            return self.store.devices_of([self.journals_group()]);
+        }
+        self.store.devices_of(self.space.groups())
+    }
+    fn journals_group(&self) -> u32 {
+        self.store.geometry().group_of(self.journal.addr(self.journal.head()))
     }
     /// Newest durable transaction of any domain of the volume.
     pub fn committed_tx_of(&self, id: DomainId) -> TxId {

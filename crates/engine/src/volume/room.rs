@@ -12,6 +12,7 @@ use crate::device_set::DeviceSet;
 use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::nodes::NodeTable;
+use crate::planted::{Bug, planted};
 use crate::space::Space;
 use crate::types::*;
 use braidfs_format::BLOCK_BYTES;
@@ -120,7 +121,11 @@ impl MountedVolume {
         Space::init_group(&self.store, d.id, group, epoch, None)?;
         // with the entry of the table
         d.budget.charge_run(Way::Write, (self.store.geometry().meta_blocks() as usize + 1) * BLOCK_BYTES);
-        self.store.flush()?;
+        if planted(Bug::ClaimOneDevice) {
+            self.store.device(0).flush()?;
+        } else {
+            self.store.flush()?;
+        }
         if let Err(e) = bat.set(&**self.store.device(0), g, BatEntry { domain: Some(d.id), epoch }) {
             // nobody gets it now: it is no room either
             self.count_unclaimed_in(&bat);

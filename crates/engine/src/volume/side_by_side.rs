@@ -75,9 +75,9 @@ impl MountedVolume {
         let mut all = Steps::of(self);
         let begun = all.step(all.working(), |d, ()| d.begin_commit(&d.shared.workers));
         let chunked: Going<'_, _> = begun.into_iter().filter_map(|(d, c)| c.map(|c| (d, c))).collect();
-        let durable = all.flush_groups(chunked, Bug::NoFlushBeforeCommit);
+        let durable = all.flush_groups(chunked, Bug::NoFlushBeforeCommit, Bug::CommitOneDevice);
         let recorded = all.step(durable, |d, c| d.record_commit(&c).map(|()| c));
-        let committed = all.flush_groups(recorded, Bug::NoFlushAfterCommit);
+        let committed = all.flush_groups(recorded, Bug::NoFlushAfterCommit, Bug::NoFlushAfterCommit);
         all.step(committed, |d, c| d.end_commit(c));
         all.outcome
     }
@@ -203,9 +203,10 @@ impl<'m> Steps<'m> {
         on
     }
 
-    /// Flushes the devices on which the domains have groups, but with the bug; those that go on.
-    fn flush_groups<A>(&mut self, going: Going<'m, A>, missing: Bug) -> Going<'m, A> {
-        if planted(missing) { going } else { self.flush(going, |d| d.store.devices_of(d.space.groups())) }
+    /// Flushes the devices on which the domains have groups: with the first bug none, with the other one those of the journals
+    /// alone; those that go on.
+    fn flush_groups<A>(&mut self, going: Going<'m, A>, missing: Bug, one: Bug) -> Going<'m, A> {
+        if planted(missing) { going } else { self.flush(going, |d| d.devices_but(one)) }
     }
 
     /// Checkpoints each, as [`Domain::checkpoint`] does one; those that go on.
@@ -223,7 +224,7 @@ impl<'m> Steps<'m> {
             d.write_home(&begun, &[]).inspect_err(|e| d.fail(e))?;
             Ok(begun)
         });
-        let durable = self.flush_groups(homes, Bug::HomesUnflushed);
+        let durable = self.flush_groups(homes, Bug::HomesUnflushed, Bug::HomesOneDevice);
         let told = self.step(durable, |d, begun| {
             let told = d.write_checkpoint_header(&begun).inspect_err(|e| d.fail(e))?;
             Ok((begun, told))

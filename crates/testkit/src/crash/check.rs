@@ -205,7 +205,7 @@ fn use_it(vol: &Volume) -> braidfs::Result<()> {
 }
 
 /// Uses, unmounts, checks and mounts again a volume that recovery gave.
-fn deep(vol: Volume, device: &Arc<dyn Device>, setup: &Setup, seen: &Seen, collect: bool) -> Result<(), String> {
+fn deep(vol: Volume, devices: &[Arc<dyn Device>], setup: &Setup, seen: &Seen, collect: bool) -> Result<(), String> {
     if collect {
         vol.collect_stale().map_err(|e| format!("background GC after recovery: {e}"))?;
     }
@@ -213,8 +213,8 @@ fn deep(vol: Volume, device: &Arc<dyn Device>, setup: &Setup, seen: &Seen, colle
     vol.sync().map_err(|e| format!("sync after recovery: {e}"))?;
     let space = vol.statfs();
     vol.unmount().map_err(|e| format!("unmount after recovery: {e}"))?;
-    fsck(std::slice::from_ref(device)).map_err(|e| format!("after recovery and unmount: {e}"))?;
-    let vol = mount(std::slice::from_ref(device), setup).map_err(|e| format!("second mount: {e}"))?;
+    fsck(devices).map_err(|e| format!("after recovery and unmount: {e}"))?;
+    let vol = mount(devices, setup).map_err(|e| format!("second mount: {e}"))?;
     let again = walk(&vol).map_err(|e| format!("after the second mount: {e}"))?;
     quota::holds(&vol, setup).map_err(|e| format!("after the second mount: {e}"))?;
     let counted = vol.statfs();
@@ -229,14 +229,13 @@ fn deep(vol: Volume, device: &Arc<dyn Device>, setup: &Setup, seen: &Seen, colle
 
 /// As at a boot: fsck looks at what the crash left, finds nothing but copies that it tore, mends those, and a mount then shows what
 /// one without fsck does.
-fn fsck_first(device: &Arc<dyn Device>, setup: &Setup, seen: &Seen) -> Result<(), String> {
-    let one = std::slice::from_ref(device);
-    let found = repair(one).map_err(|e| format!("before a mount: {e}"))?;
+fn fsck_first(devices: &[Arc<dyn Device>], setup: &Setup, seen: &Seen) -> Result<(), String> {
+    let found = repair(devices).map_err(|e| format!("before a mount: {e}"))?;
     if let Some((code, why)) = found.iter().find(|(code, _)| !is_of_a_copy(*code)) {
         return Err(format!("fsck of the crash state finds {code}: {why}"));
     }
-    fsck(one).map_err(|e| format!("fsck again: {e}"))?;
-    let vol = mount(one, setup).map_err(|e| format!("mount after fsck: {e}"))?;
+    fsck(devices).map_err(|e| format!("fsck again: {e}"))?;
+    let vol = mount(devices, setup).map_err(|e| format!("mount after fsck: {e}"))?;
     let again = walk(&vol).map_err(|e| format!("after fsck: {e}"))?;
     quota::holds(&vol, setup).map_err(|e| format!("after fsck: {e}"))?;
     vol.crash();
@@ -413,8 +412,7 @@ impl<'a> Checker<'a> {
     fn checked(&mut self, late: &Late, state: &[u32], level: &Level<'_>) -> Result<(), String> {
         set_clock(times::RECOVERY);
         let trace = Arc::new(late.device(state));
-        let device: Arc<dyn Device> = trace.clone();
-        guarded(|| repair(std::slice::from_ref(&device))).and_then(|r| r)?;
+        guarded(|| repair(&self.setup.devices(&trace))).and_then(|r| r)?;
         let log = Log { initial: late.image(state), events: trace.log() };
         let before = self.counts.second_images;
         let result = self.check(&log, &log.points(0, []), level);
@@ -428,14 +426,14 @@ impl<'a> Checker<'a> {
         set_clock(times::RECOVERY);
         let setup = Setup { recovery_threads: THREADS, ..self.setup.clone() };
         let trace = Arc::new(late.device(state));
-        let device: Arc<dyn Device> = trace.clone();
+        let devices = setup.devices(&trace);
         let mounted = guarded(|| {
-            let vol = mount(std::slice::from_ref(&device), &setup).map_err(|e| format!("recovery: {e}"))?;
+            let vol = mount(&devices, &setup).map_err(|e| format!("recovery: {e}"))?;
             let mounted = trace.log_len();
             let again = walk(&vol).map_err(|e| format!("after recovery: {e}"))?;
             same_tree(seen, &again).map_err(|e| format!("it shows something else: {e}"))?;
             quota::holds(&vol, &setup)?;
-            deep(vol, &device, &setup, &again, false)?;
+            deep(vol, &devices, &setup, &again, false)?;
             Ok(mounted)
         })
         .and_then(|r| r)?;
@@ -463,7 +461,7 @@ impl<'a> Checker<'a> {
         go_on: bool,
     ) -> Run {
         let trace = Arc::new(late.device(state));
-        let device: Arc<dyn Device> = trace.clone();
+        let devices = self.setup.devices(&trace);
         set_clock(if level.expect.is_some() { times::SECOND } else { times::RECOVERY });
         match level.expect {
             Some(_) => self.counts.second_recoveries += 1,
@@ -474,7 +472,7 @@ impl<'a> Checker<'a> {
         let collect = self.counts.deep.is_multiple_of(2);
         let (mut reads, mut mounted) = (Vec::new(), 0);
         let seen = guarded(|| {
-            let vol = mount(std::slice::from_ref(&device), self.setup).map_err(|e| format!("recovery: {e}"));
+            let vol = mount(&devices, self.setup).map_err(|e| format!("recovery: {e}"));
             mounted = trace.log_len();
             let seen = vol.and_then(|vol| {
                 let seen = walk(&vol).map_err(|e| format!("after recovery: {e}"))?;
@@ -493,8 +491,8 @@ impl<'a> Checker<'a> {
                 allowed.insert(digest);
             }
             if go_on {
-                deep(vol, &device, self.setup, &seen, collect)?;
-                fsck_first(&(Arc::new(late.device(state)) as Arc<dyn Device>), self.setup, &seen)?;
+                deep(vol, &devices, self.setup, &seen, collect)?;
+                fsck_first(&self.setup.devices(&Arc::new(late.device(state))), self.setup, &seen)?;
             } else {
                 vol.crash();
             }

@@ -313,7 +313,7 @@ pub(super) fn at_most(mut points: Vec<usize>, most: usize, rng: &mut fastrand::R
     points
 }
 
-/// The volume of a random run: empty, its options from the seed.
+/// The volume of a random run: as [`Runner::empty`] makes it, its options from the seed.
 ///
 /// # Errors
 /// Of mkfs.
@@ -321,6 +321,12 @@ pub fn random_base(seed: u64) -> Result<Base, String> {
     set_clock(0);
     let setup = Setup::vary(seed);
     let kind = super::workload::Kind::ALL[0];
+    if setup.second > 0 {
+        let r = Runner::empty(&setup)?;
+        let base = Base::of(&r, kind)?;
+        r.abandon();
+        return Ok(base);
+    }
     let keys = BTreeMap::from([(model::ROOT, ROOT_KEY)]);
     Ok(Base { image: setup.format()?, model: Model::default(), keys, setup, kind })
 }

@@ -3,7 +3,8 @@
 //!
 //! - [`workload`]: what was being done: basic operations with every kind of sync behind each, and the volumes to begin
 //!   with. [`plan`]: all sequences of one, two and three of them, and random runs, by number.
-//!   [`groups`], [`pieces`]: sequences in which groups change their owner, and files in pieces are made whole.
+//!   [`groups`], [`pieces`]: sequences in which groups change their owner, and files in pieces are made whole. [`apart`]: volumes
+//!   on two devices.
 //! - `threads`: random runs of several threads, with the feature `schedule`; `shared`: of threads that overwrite one file.
 //! - [`check`]: recovers the images of a log and judges them; crashes recoveries too. [`tree`]: which images are one to
 //!   recovery.
@@ -13,6 +14,7 @@
 //! changes of its entries so far; after `sync` everything. Else each domain comes back as of a transaction boundary,
 //! rename is atomic, and no stale or foreign data can be read.
 
+pub mod apart;
 pub mod check;
 pub mod explore;
 pub mod groups;

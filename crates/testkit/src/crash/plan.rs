@@ -7,6 +7,7 @@ use super::groups::groups;
 use super::pieces::{PRELUDE, pieces};
 use super::workload::{Kind, Single, alone, basics, hard, names_met, singles};
 use crate::ops::Op;
+use crate::run::{APART, BESIDE};
 use std::sync::Arc;
 
 /// How a workload ends.
@@ -80,11 +81,27 @@ pub enum Part {
     ThreadsBeside,
     /// Files that lie in pieces are made whole.
     Pieces,
+    /// Sequences known to be hard, on two devices.
+    HardApart,
+    /// One operation, on two devices.
+    OneApart,
+    /// Two operations, on two devices.
+    TwoApart,
+    /// Two operations of metadata on two devices, domains commit alone.
+    AloneApart,
+    /// Groups that change their owner, on two devices.
+    GroupsApart,
+    /// Files on two devices that lie in pieces are made whole.
+    PiecesApart,
+    /// Random runs of one thread, on two devices.
+    RandomApart,
+    /// Random runs of several threads, on two devices. Empty without the feature `schedule`.
+    ThreadsApart,
 }
 
 impl Part {
     /// All of them, by their numbers.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 23] = [
         Self::Hard,
         Self::One,
         Self::Two,
@@ -100,22 +117,38 @@ impl Part {
         Self::AloneBeside,
         Self::ThreadsBeside,
         Self::Pieces,
+        Self::HardApart,
+        Self::OneApart,
+        Self::TwoApart,
+        Self::AloneApart,
+        Self::GroupsApart,
+        Self::PiecesApart,
+        Self::RandomApart,
+        Self::ThreadsApart,
     ];
     /// Those first that say most about all.
-    pub const ORDER: [Self; 15] = [
+    pub const ORDER: [Self; 23] = [
         Self::Hard,
+        Self::HardApart,
         Self::Groups,
+        Self::GroupsApart,
         Self::Pieces,
+        Self::PiecesApart,
         Self::NamesMet,
         Self::One,
         Self::OneBeside,
+        Self::OneApart,
         Self::Two,
         Self::TwoBeside,
+        Self::TwoApart,
         Self::Pressed,
         Self::Random,
+        Self::RandomApart,
         Self::Threads,
         Self::ThreadsBeside,
+        Self::ThreadsApart,
         Self::AloneBeside,
+        Self::AloneApart,
         Self::Alone,
         Self::Three,
     ];
@@ -184,6 +217,8 @@ enum On {
     AllByTurns,
     /// On each with shared directories.
     Shared,
+    /// On each with two devices.
+    Apart,
 }
 
 impl On {
@@ -194,6 +229,7 @@ impl On {
             Self::Pressed => bases..bases + 1,
             Self::AllByTurns => 0..bases + 1,
             Self::Shared => bases + 1..bases + 1 + Kind::SHARED,
+            Self::Apart => bases + 1 + Kind::SHARED..bases + 1 + Kind::SHARED + Kind::APART,
         }
     }
     /// Whether each workload is run on one of them alone.
@@ -207,7 +243,8 @@ impl On {
 pub struct Plan {
     /// The parts, by their numbers.
     parts: [Workloads; Part::ALL.len()],
-    /// Volumes that are ordinary; the pressed one comes after them, then those with shared directories.
+    /// Volumes that are ordinary; the pressed one comes after them, then those with shared directories, then those on two
+    /// devices.
     pub bases: usize,
     /// Names of the basic operations.
     pub names: Vec<&'static str>,
@@ -227,24 +264,24 @@ impl Plan {
             Workloads { name, len, family: Family::Sequences { length, on, from: from.into() } }
         };
         #[cfg(feature = "schedule")]
-        let (threads, family, beside) =
-            (RANDOM_RUNS, Family::Threads { seed }, Family::Threads { seed: seed | super::threads::BESIDE });
+        let (threads, of_threads) = (RANDOM_RUNS, |kind| Family::Threads { seed: seed | kind });
         #[cfg(not(feature = "schedule"))]
-        let (threads, family, beside) = (0, Family::Random { seed }, Family::Random { seed });
+        let (threads, of_threads) = (0, |kind| Family::Random { seed: seed | kind });
+        let threads_on = |name, kind| Workloads { name, len: threads, family: of_threads(kind) };
         let list_behind = |name, on: On, before: usize, from: Vec<(&'static str, Vec<Op>)>| {
             let from: Arc<[Vec<Op>]> = from.into_iter().map(|(_, ops)| ops).collect();
             let len = from.len() as u64 * on.volumes(bases).len() as u64 * 2;
             Workloads { name, len, family: Family::List { on, from, before } }
         };
         let list_of = |name, on, from| list_behind(name, on, 0, from);
-        let random = || Family::Random { seed };
+        let random = |name, kind| Workloads { name, len: RANDOM_RUNS, family: Family::Random { seed: seed | kind } };
         let parts = Part::ALL.map(|part| match part {
             Part::Hard => list_of("known to be hard", On::Each, hard()),
             Part::One => sequences("one operation", 1, On::Each, list.clone()),
             Part::Two => sequences("two operations", 2, On::Each, list.clone()),
             Part::Three => sequences("three of metadata", 3, On::Turns, metadata.clone()),
-            Part::Random => Workloads { name: "random runs", len: RANDOM_RUNS, family: random() },
-            Part::Threads => Workloads { name: "random runs of several threads", len: threads, family: family.clone() },
+            Part::Random => random("random runs", 0),
+            Part::Threads => threads_on("random runs of several threads", 0),
             Part::Pressed => sequences("two operations, no room in the cache", 2, On::Pressed, list.clone()),
             Part::Alone => sequences("three of metadata, domains commit alone", 3, On::AllByTurns, alone()),
             Part::Groups => list_of("groups that change their owner", On::Each, groups()),
@@ -255,10 +292,15 @@ impl Plan {
                 sequences("two of metadata, shared directories, domains commit alone", 2, On::Shared, alone())
             }
             Part::Pieces => list_behind("files made whole", On::AllByTurns, PRELUDE, pieces()),
-            Part::ThreadsBeside => {
-                let name = "random runs of several threads, shared directories";
-                Workloads { name, len: threads, family: beside.clone() }
-            }
+            Part::ThreadsBeside => threads_on("random runs of several threads, shared directories", BESIDE),
+            Part::HardApart => list_of("known to be hard, two devices", On::Apart, hard()),
+            Part::OneApart => sequences("one operation, two devices", 1, On::Apart, list.clone()),
+            Part::TwoApart => sequences("two operations, two devices", 2, On::Apart, list.clone()),
+            Part::AloneApart => sequences("two of metadata, two devices, domains commit alone", 2, On::Apart, alone()),
+            Part::GroupsApart => list_of("groups that change their owner, two devices", On::Apart, groups()),
+            Part::PiecesApart => list_behind("files made whole, two devices", On::Apart, PRELUDE, pieces()),
+            Part::RandomApart => random("random runs, two devices", APART),
+            Part::ThreadsApart => threads_on("random runs of several threads, two devices", APART),
         });
         Self { parts, bases, names }
     }

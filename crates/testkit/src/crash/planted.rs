@@ -26,7 +26,7 @@ pub struct Found {
 }
 
 /// How many workloads of which part: a beginning of what the brief run does, the same each time.
-const WORKLOADS: [(Part, u64); 11] = [
+const WORKLOADS: [(Part, u64); 13] = [
     (Part::Hard, u64::MAX / 2),
     (Part::Groups, 24),
     (Part::One, 360),
@@ -39,10 +39,12 @@ const WORKLOADS: [(Part, u64); 11] = [
     (Part::NamesMet, 360),
     (Part::OneBeside, 360),
     (Part::Pieces, 48),
+    (Part::OneApart, 120),
+    (Part::GroupsApart, 24),
 ];
 
 /// Where bugs are seen that most workloads do not see: these are run first. Where they moved, the others come after them.
-const SEEN_BY: [(Bug, Part, std::ops::Range<u64>); 17] = [
+const SEEN_BY: [(Bug, Part, std::ops::Range<u64>); 21] = [
     (Bug::LeaverForgotten, Part::One, 0..60),
     (Bug::FlushUnderWayTaken, Part::Threads, 0..1000),
     (Bug::HelperForgotten, Part::Threads, 0..1000),
@@ -60,6 +62,10 @@ const SEEN_BY: [(Bug, Part, std::ops::Range<u64>); 17] = [
     (Bug::VacatedUntold, Part::NamesMet, 0..720),
     (Bug::MovedFreedEarly, Part::Pieces, 112..154),
     (Bug::MovedCopyStale, Part::Pieces, 70..84),
+    (Bug::CommitOneDevice, Part::OneApart, 0..360),
+    (Bug::SyncOneDevice, Part::OneApart, 0..360),
+    (Bug::HomesOneDevice, Part::OneApart, 0..360),
+    (Bug::ClaimOneDevice, Part::GroupsApart, 0..54),
 ];
 
 /// Removes the bug also after a panic.

@@ -25,10 +25,19 @@ pub const TURNS: &[(Part, u64)] = &[
     (Part::TwoBeside, 6),
     (Part::AloneBeside, 2),
     (Part::Random, 1),
+    (Part::HardApart, 1),
+    (Part::OneApart, 3),
+    (Part::TwoApart, 6),
+    (Part::AloneApart, 2),
+    (Part::GroupsApart, 1),
+    (Part::PiecesApart, 1),
+    (Part::RandomApart, 1),
     #[cfg(feature = "schedule")]
     (Part::Threads, 1),
     #[cfg(feature = "schedule")]
     (Part::ThreadsBeside, 1),
+    #[cfg(feature = "schedule")]
+    (Part::ThreadsApart, 1),
 ];
 
 /// All parts in turns, each from its beginning, until a limit is reached: a few hard workloads would else take all the time of a

@@ -20,15 +20,16 @@ use crate::history::{History, Synced};
 use crate::model::{Ino, Model};
 use crate::ops::{At, Op, Out, P, Slots, is_refused, perform, same_answer, to_rust, walk_path};
 use crate::oracle::Oracle;
-use crate::run::{Runner, Setup, guarded, mount, set_clock};
+use crate::run::{BESIDE, PRESSED, Runner, Setup, guarded, mount, set_clock};
 use crate::states::Log;
 use crate::subject::{Key, OnVolume};
 use crate::walk::walk;
 use braidfs::{DomainId, Error, FileKind, RenameMode, Result as FsResult, Volume};
-use braidfs_device::{Device, RecordDevice, WriteOp};
+use braidfs_device::{Device, Parted, RecordDevice, WriteOp};
 use braidfs_sync::schedule;
 use std::cell::OnceCell;
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Threads of a run.
@@ -37,10 +38,6 @@ pub const THREADS: usize = 4;
 const SHARED: P = P("shared");
 /// Names of a thread in it.
 const NAMES: usize = 3;
-/// In a seed of a volume: the shared directory has several buckets, and threads change it beside each other.
-pub const BESIDE: u64 = 1 << 63;
-/// In a seed of a volume: its cache has no room, so that whatever may leave memory does, and is read again.
-pub const PRESSED: u64 = 1 << 62;
 /// Names of a thread in such a directory.
 const NAMES_BESIDE: usize = 8;
 
@@ -65,11 +62,7 @@ impl Device for Switching {
         Ok(())
     }
     fn flush(&self) -> io::Result<()> {
-        schedule::point();
-        // what others write meanwhile it does not cover
-        self.0.flush_while(&|| (0..4).for_each(|_| schedule::point()))?;
-        schedule::point();
-        Ok(())
+        self.flush_part(0..self.blocks())
     }
     fn discard(&self, block: u64, blocks: u64) -> io::Result<()> {
         schedule::point();
@@ -77,6 +70,16 @@ impl Device for Switching {
     }
     fn name(&self) -> String {
         self.0.name()
+    }
+}
+
+impl Parted for Switching {
+    fn flush_part(&self, blocks: Range<u64>) -> io::Result<()> {
+        schedule::point();
+        // what others write meanwhile it does not cover
+        self.0.flush_part_while(blocks, &|| (0..4).for_each(|_| schedule::point()))?;
+        schedule::point();
+        Ok(())
     }
 }
 
@@ -280,7 +283,7 @@ fn threads(vol: &Volume, device: &RecordDevice, lists: &[Vec<Op>], seed: u64) ->
 pub fn recorded(base: &Base, workload: &Threads) -> Result<Run, String> {
     set_clock(times::WORKLOAD);
     let device = Arc::new(RecordDevice::new(base.image.clone()));
-    let vol = mount(&[Arc::new(Switching(device.clone())) as Arc<dyn Device>], &base.setup)?;
+    let vol = mount(&base.setup.devices(&Arc::new(Switching(device.clone()))), &base.setup)?;
     let lists: Vec<Vec<Op>> = workload.lists.iter().map(|ops| defined(base, ops)).collect();
     let all = guarded(|| threads(&vol, &device, &lists, workload.schedule))?;
     let mut begun = vec![Vec::new(); lists.len()];

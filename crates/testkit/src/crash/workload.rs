@@ -72,6 +72,9 @@ pub struct Kind {
     pub shared: bool,
     /// What users and groups use is counted ([`Setup::quotas`]).
     pub quotas: bool,
+    /// It has two devices: the journals of `A`'s and `B`'s domains lie each on another one, and what is written of files on
+    /// the other one of both.
+    pub apart: bool,
 }
 
 /// What most kinds have in common.
@@ -84,11 +87,12 @@ const PLAIN: Kind = Kind {
     pressed: false,
     shared: false,
     quotas: false,
+    apart: false,
 };
 
 impl Kind {
-    /// All that the workloads are run on: ordinary ones, a pressed one, those with shared directories.
-    pub const ALL: [Kind; Self::ORDINARY + 1 + Self::SHARED] = [
+    /// All that the workloads are run on: ordinary ones, a pressed one, those with shared directories, those on two devices.
+    pub const ALL: [Kind; Self::ORDINARY + 1 + Self::SHARED + Self::APART] = [
         PLAIN,
         Kind { dirty: true, ..PLAIN },
         Kind { placement: Placement::Spread, ..PLAIN },
@@ -100,10 +104,15 @@ impl Kind {
         Kind { placement: Placement::Spread, shared: true, ..PLAIN },
         Kind { shared: true, ..PLAIN },
         Kind { placement: Placement::Spread, pressed: true, shared: true, quotas: true, ..PLAIN },
+        Kind { apart: true, ..PLAIN },
+        Kind { placement: Placement::Spread, dirty: true, sums: true, apart: true, ..PLAIN },
+        Kind { pressed: true, quotas: true, apart: true, ..PLAIN },
     ];
+    /// How many of them have two devices.
+    pub const APART: usize = 3;
     /// How many of them have shared directories.
     pub const SHARED: usize = 3;
-    /// How many of them are neither pressed nor have shared directories.
+    /// How many of them are neither pressed, nor have shared directories or two devices.
     pub const ORDINARY: usize = 6;
 }
 
@@ -142,6 +151,10 @@ pub fn base(kind: Kind) -> Result<Base, String> {
     if kind.pressed {
         setup.cache = 1;
         setup.falling = true;
+    }
+    if kind.apart {
+        // two groups on the first one: each domain gets one of either device, and has as much room beside its file as on one
+        (setup.bytes, setup.second) = (17 << 19, 105 << 18);
     }
     let mut r = Runner::empty(&setup)?;
     r.apply(&dir(P("A")))?;
