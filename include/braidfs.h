@@ -54,9 +54,10 @@ typedef struct braidfs_pinned braidfs_pinned;
 /* Flags of calls by path: a symlink at the end itself. */
 #define BRAIDFS_NOFOLLOW 0x1u
 
-/* braidfs_rename */
+/* braidfs_rename. A whiteout is a character device 0:0, with which an overlayfs hides the old name; it may go with NOREPLACE. */
 #define BRAIDFS_RENAME_NOREPLACE 0x1u
 #define BRAIDFS_RENAME_EXCHANGE 0x2u
+#define BRAIDFS_RENAME_WHITEOUT 0x4u
 
 /* braidfs_lseek */
 #define BRAIDFS_SEEK_SET 0u

@@ -18,6 +18,7 @@ from ._lib import (
     NOFOLLOW,
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,
+    RENAME_WHITEOUT,
     TIME_NOW,
     TIME_OMIT,
     DirentT,
@@ -227,6 +228,10 @@ class Volume:
 
     def rename_noreplace(self, src: Path, dst: Path) -> None:
         self._rename(src, dst, RENAME_NOREPLACE)
+
+    def rename_whiteout(self, src: Path, dst: Path) -> None:
+        """A rename that leaves a character device 0:0 under the old name: an overlayfs hides with it what a lower layer has."""
+        self._rename(src, dst, RENAME_WHITEOUT)
 
     def exchange(self, first: Path, second: Path) -> None:
         """Each gets the other's name, at once."""

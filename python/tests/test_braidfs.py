@@ -10,6 +10,7 @@ import random
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -318,6 +319,10 @@ class InMemory(unittest.TestCase):
         self.assertEqual(v.listxattr("a/f"), [])
         v.exchange("a/f", "a/b")
         self.assertTrue(v.isdir("a/f") and v.isfile("a/b") and v.islink("a/link") and not v.exists("no"))
+        v.rename_whiteout("a/link", "link")
+        whiteout = v.lstat("a/link")
+        self.assertEqual((stat.S_ISCHR(whiteout.st_mode), whiteout.st_mode & 0o7777), (True, 0))
+        v.replace("link", "a/link")
         v.truncate("a/b", 2)
         self.assertEqual(v.read_bytes("a/b"), b"12")
         odd = os.fsdecode(b"\xff\xfe")

@@ -42,7 +42,7 @@ pub unsafe extern "C" fn braidfs_remove_all(volume: *const Volume, name: *const 
     status(|| Ok(unsafe { fs(volume)?.remove_dir_all(path(name)?) }?))
 }
 
-/// `renameat2`; `flags` is 0, 1 (the new name must be free) or 2 (the two change places).
+/// `renameat2`; `flags` is 0, 1 (the new name must be free), 2 (the two change places), 4 (a whiteout stays under the old name) or 5.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_rename(
     volume: *const Volume,
@@ -55,6 +55,8 @@ pub unsafe extern "C" fn braidfs_rename(
             0 => RenameMode::Replace,
             1 => RenameMode::NoReplace,
             2 => RenameMode::Exchange,
+            4 => RenameMode::Whiteout,
+            5 => RenameMode::NoReplaceWhiteout,
             _ => return Err(Fail::invalid("rename: unknown flags")),
         };
         // SAFETY: an open volume, C strings

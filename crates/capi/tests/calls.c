@@ -65,7 +65,15 @@ static void names(braidfs_volume *v)
 	IS(-EEXIST, braidfs_rename(v, "e", "a", BRAIDFS_RENAME_NOREPLACE));
 	IS(0, braidfs_rename(v, "e", "a", BRAIDFS_RENAME_EXCHANGE));
 	IS(0, braidfs_stat(v, "e/b/c", 0, &st));
-	IS(-EINVAL, braidfs_rename(v, "e", "a", 4));
+	IS(-EINVAL, braidfs_rename(v, "e", "a", 8));
+	IS(-EINVAL, braidfs_rename(v, "e", "a", BRAIDFS_RENAME_EXCHANGE | BRAIDFS_RENAME_WHITEOUT));
+	IS(-EEXIST, braidfs_rename(v, "e", "a", BRAIDFS_RENAME_NOREPLACE | BRAIDFS_RENAME_WHITEOUT));
+	IS(0, braidfs_rename(v, "e", "w", BRAIDFS_RENAME_NOREPLACE | BRAIDFS_RENAME_WHITEOUT));
+	IS(0, braidfs_stat(v, "e", 0, &st));
+	IS(1, S_ISCHR(st.mode) && !(st.mode & 07777) && !st.rdev);
+	IS(0, braidfs_unlink(v, "e"));
+	IS(0, braidfs_rename(v, "w", "e", BRAIDFS_RENAME_WHITEOUT));
+	IS(0, braidfs_unlink(v, "w"));
 	IS(0, braidfs_remove_all(v, "e"));
 	IS(0, braidfs_rmdir(v, "a"));
 	IS(-ENOENT, braidfs_remove_all(v, "a"));

@@ -42,6 +42,8 @@ pub enum Bug {
     OrphansLost,
     /// Allocations are not replayed.
     BitmapNotReplayed,
+    /// What moved is synced without the whiteout that it left.
+    WhiteoutAlone,
     /// Recovery does not complete an exchange of which one side survived.
     ExchangeHalf,
     /// Recovery forgets what it carried out before that is durable everywhere.

@@ -187,7 +187,7 @@ pub struct NewNode<'a> {
     pub target: &'a [u8],
 }
 
-/// What a rename does where the new name exists: flags of renameat2(2).
+/// What a rename does where the new name exists, and what it leaves under the old one: flags of renameat2(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum RenameMode {
@@ -198,6 +198,23 @@ pub enum RenameMode {
     NoReplace,
     /// Swap the two.
     Exchange,
+    /// Replace, and leave a *whiteout* under the old name, a character device 0:0 without permissions: so an overlayfs hides what
+    /// a lower layer has there. It belongs to who renames.
+    Whiteout,
+    /// The same, and fail where the new name exists.
+    NoReplaceWhiteout,
+}
+
+impl RenameMode {
+    /// Whether it fails where the new name exists.
+    pub fn keeps_what_is_there(self) -> bool {
+        matches!(self, Self::NoReplace | Self::NoReplaceWhiteout)
+    }
+
+    /// Whether it leaves a whiteout under the old name.
+    pub fn leaves_whiteout(self) -> bool {
+        matches!(self, Self::Whiteout | Self::NoReplaceWhiteout)
+    }
 }
 
 /// What fallocate(2) is to do with a range.

@@ -94,6 +94,8 @@ fn guarded_file(v: &Volume, f: &OpenFile) {
     refused("rename", v.rename(root, b"file", root, b"elsewhere", RenameMode::Replace));
     refused("rename over", v.rename(root, b"other", root, b"file", RenameMode::Replace));
     refused("exchange", v.rename(root, b"other", root, b"file", RenameMode::Exchange));
+    refused("rename with a whiteout", v.rename(root, b"file", root, b"elsewhere", RenameMode::Whiteout));
+    refused("rename with a whiteout over", v.rename(root, b"other", root, b"file", RenameMode::Whiteout));
 }
 
 #[test]
@@ -165,6 +167,7 @@ fn flags_guard_directories() {
         refused("rename within", v.rename(dir, b"in", dir, b"in3", RenameMode::Replace));
         refused("rename out", v.rename(dir, b"in", root, b"in3", RenameMode::Replace));
         refused("rename over", v.rename(root, b"donor2", dir, b"in", RenameMode::Replace));
+        refused("rename out with a whiteout", v.rename(dir, b"in", root, b"in3", RenameMode::NoReplaceWhiteout));
         refused("exchange within", v.rename(dir, b"in", dir, b"in2", RenameMode::Exchange));
         refused("exchange", v.rename(dir, b"in", root, b"donor", RenameMode::Exchange));
         refused("rmdir", v.rmdir(root, b"dir"));

@@ -470,7 +470,7 @@ impl Fs {
         self.rename_with(from, to, RenameMode::Replace)
     }
 
-    /// renameat2(2): replaces, refuses to, or exchanges the two.
+    /// renameat2(2): replaces, refuses to, or exchanges the two; or leaves a whiteout, which is the caller's.
     ///
     /// ```
     /// # use braidfs_fs::{Fs, Options, RenameMode};

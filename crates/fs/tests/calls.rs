@@ -102,6 +102,12 @@ fn directories_and_names() {
     assert_eq!(kind(fs.rename_with("a/link", "a/b", RenameMode::NoReplace)), ErrorKind::AlreadyExists);
     fs.rename_with("a/link", "a/b", RenameMode::Exchange).unwrap();
     assert!(fs.metadata("a/link").unwrap().is_dir());
+    assert_eq!(kind(fs.rename_with("a/b", "a/link", RenameMode::NoReplaceWhiteout)), ErrorKind::AlreadyExists);
+    fs.rename_with("a/b", "moved", RenameMode::NoReplaceWhiteout).unwrap();
+    let whiteout = fs.symlink_metadata("a/b").unwrap();
+    assert_eq!((whiteout.kind(), whiteout.attr().mode & 0o7777, whiteout.attr().rdev), (FileKind::Char, 0, 0));
+    fs.rename_with("moved", "a/b", RenameMode::Whiteout).unwrap();
+    assert_eq!(fs.symlink_metadata("moved").unwrap().kind(), FileKind::Char);
     assert!(!fs.exists("hard").unwrap() && !fs.exists("a/link/file/x").unwrap() && fs.exists("a").unwrap());
 }
 

@@ -4,7 +4,8 @@
 //! Whatever else it changes must not be durable without that, or must be taken back by recovery:
 //! - an inode of another domain that loses its name gets a *conditional tombstone*, which counts where the newcomer is
 //!   durable; the partners of an exchange over domains get one each, and name each other;
-//! - an inode of the same domain is durable with the same transaction, and only an fsync could be earlier: it waits.
+//! - an inode of the same domain is durable with the same transaction, and only an fsync could be earlier: it waits. So does the
+//!   moved inode where it leaves a whiteout, which is made in its domain.
 
 use crate::braid::durability::Durability;
 use crate::braid::vacated::Vacated;
@@ -36,6 +37,8 @@ pub struct Rename {
     pub other: Option<Subject>,
     /// They exchange names.
     pub exchange: bool,
+    /// A new inode of the moved one's domain takes the old name.
+    pub whiteout: bool,
     /// Old and new name are in two directories.
     pub two_dirs: bool,
     /// Something left `other`, a directory, and lives on, without that being durable yet.
@@ -108,6 +111,7 @@ impl Plan {
             && r.other.is_none_or(|o| apart(&self.other, o.domain))
             && (r.other.is_some() || self.other == Waits::default())
             && self.moved.exchange == self.other.exchange
+            && !(r.exchange && r.whiteout)
             && (!self.moved.exchange || (self.moved.lost_to.is_some() && self.other.lost_to.is_some()))
     }
 }
@@ -124,6 +128,9 @@ fn waits(r: &Rename) -> Plan {
     let mut p = Plan::default();
     p.moved.moves = m.is_dir && r.two_dirs;
     p.vacated.push((Which::Old, Vacated { domain: m.domain, tx: m.tx, alive: true }));
+    if r.whiteout {
+        p.moved.after = m.tx;
+    }
     let Some(o) = r.other else { return p };
     let apart = o.domain != m.domain;
     if apart {

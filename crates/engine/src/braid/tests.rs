@@ -22,6 +22,8 @@ enum Step {
     Mkdir(&'static str),
     Mv(&'static str, &'static str),
     Swap(&'static str, &'static str),
+    /// Renames, and leaves a whiteout.
+    Hide(&'static str, &'static str),
     Link(&'static str, &'static str),
     Rm(&'static str),
     Rmdir(&'static str),
@@ -85,6 +87,34 @@ const ROWS: &[Row] = &[
     },
     // One that is gone claims nothing that the newcomer does not claim later.
     Row { before: &[Rm("A/f")], event: Mv("B/o", "A/f"), durable: "", a: "-A/f", b: "A/f=o -B/o" },
+    // A whiteout is of the moved inode's domain: both are there or none, whatever the directory's domain has. `new`: whose name
+    // is of no inode of the base.
+    Row { before: &[], event: Hide("A/f", "A/n"), durable: "", a: "A/f=new A/n=f", b: "" },
+    Row { before: &[], event: Hide("A/f", "B/n"), durable: "", a: "A/f=new B/n=f", b: "" },
+    Row { before: &[], event: Hide("A/f", "B/o"), durable: "", a: "A/f=new B/o=f", b: "" },
+    Row { before: &[], event: Hide("A/f", "A/k"), durable: "", a: "A/f=new A/k=f", b: "" },
+    Row { before: &[], event: Hide("A/s", "B/u"), durable: "", a: "A/s=new -A/s/x B/u=s B/u/x", b: "" },
+    Row { before: &[], event: Hide("A/e/z2", "B/n"), durable: "", a: "", b: "A/e/z2=new B/n=z" },
+    Row { before: &[], event: Hide("B/k2", "B/n"), durable: "", a: "B/k2=new B/n=k", b: "" },
+    Row { before: &[], event: Hide("B/k2", "B/o"), durable: "", a: "B/k2=new B/o=k", b: "" },
+    // What left the name lives on: who takes it from the whiteout waits for both, where it is of another domain.
+    Row {
+        before: &[Hide("A/f", "A/f2")],
+        event: Mv("B/o", "A/f"),
+        durable: "A",
+        a: "A/f=new A/f2=f",
+        b: "A/f=o A/f2=f -B/o",
+    },
+    Row {
+        before: &[Hide("A/f", "A/f2"), Rm("A/f")],
+        event: Mv("B/o", "A/f"),
+        durable: "A",
+        a: "-A/f A/f2=f",
+        b: "A/f=o A/f2=f -B/o",
+    },
+    Row { before: &[Hide("A/f", "A/f2"), Rm("A/f")], event: Create("A/f"), durable: "", a: "A/f=new A/f2=f", b: "" },
+    // And whoever had it before the moved one.
+    Row { before: &[Rm("A/f"), Mv("B/o", "A/f")], event: Hide("A/f", "B/o"), durable: "", a: "-A/f", b: "A/f=new" },
     // Moves of directories are ordered over all domains; within one they are anyway.
     Row {
         before: &[Mv("A/s", "B/s")],
@@ -164,6 +194,23 @@ const ROWS: &[Row] = &[
         b: "A/f=o -B/o",
     },
     Row { before: &[Mv("A/f", "B/o")], event: Fsync("B/o"), durable: "AB", a: "-A/f B/o=f", b: "-A/f B/o=f" },
+    // Not by itself where a whiteout was left: nor the whiteout, nor what lies below a directory that left one.
+    Row { before: &[Hide("A/f", "A/n")], event: Fsync("A/n"), durable: "A", a: "A/f=new A/n=f", b: "A/f=new A/n=f" },
+    Row { before: &[Hide("A/f", "A/n")], event: Fsync("A/f"), durable: "A", a: "A/f=new A/n=f", b: "A/f=new A/n=f" },
+    Row {
+        before: &[Hide("B/k2", "B/n")],
+        event: Fsync("B/n"),
+        durable: "AB",
+        a: "B/k2=new B/n=k",
+        b: "B/k2=new B/n=k",
+    },
+    Row {
+        before: &[Hide("A/s", "A/n"), Create("A/n/y")],
+        event: Fsync("A/n/y"),
+        durable: "A",
+        a: "A/n=s A/n/x A/n/y=new A/s=new -A/s/x",
+        b: "A/n=s A/n/x A/n/y=new A/s=new -A/s/x",
+    },
 ];
 
 struct World {
@@ -221,6 +268,7 @@ impl World {
             Mkdir(p) => v.mkdir_path(p.as_bytes(), 0o755, &root).map(drop),
             Mv(a, b) => rename(a, b, RenameMode::Replace),
             Swap(a, b) => rename(a, b, RenameMode::Exchange),
+            Hide(a, b) => rename(a, b, RenameMode::Whiteout),
             Link(a, b) => v.link_path(a.as_bytes(), b.as_bytes(), &root),
             Rm(p) => v.unlink_path(p.as_bytes(), &root),
             Rmdir(p) => v.rmdir_path(p.as_bytes(), &root),

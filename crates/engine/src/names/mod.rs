@@ -17,3 +17,4 @@ mod prerequisites;
 pub mod readdir;
 pub mod remove;
 pub mod rename;
+mod whiteout;

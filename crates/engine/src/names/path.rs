@@ -400,7 +400,7 @@ impl Volume {
             }
         }
         i.pace_change(dir.ino);
-        i.rename_seen((dir, name), &new_dir, || new_dir.arc(), new_name, mode)
+        i.rename_seen((dir, name), &new_dir, || new_dir.arc(), (new_name, mode), cred)
     }
 
     /// `link`.

@@ -1,4 +1,4 @@
-//! Rename over all domains: replace, no-replace, exchange.
+//! Rename over all domains: replace, no-replace, exchange, and with a whiteout that is left (`super::whiteout`).
 //!
 //! The moved inode's own record is where the rename becomes durable; entries follow (hints), a victim of another domain
 //! gets a conditional tombstone, partners of an exchange name each other. Nothing is committed in the foreground, but in
@@ -8,8 +8,10 @@
 use super::checks::{
     check_alive, check_changeable, check_name, check_project, check_takes_directory, check_takes_names,
 };
-use super::entries::{Child, Named};
+use super::entries::{Child, ENTRY_BLOCKS, Named};
+use super::placement::NewInode;
 use super::prerequisites::Unwritten;
+use super::whiteout::{Spare, Whiteout};
 use crate::braid::durability::Before;
 use crate::braid::entry::{By, Edit};
 use crate::braid::plan::{Plan, Rename, Subject, Waits, Which, plan};
@@ -49,6 +51,8 @@ struct Request<'r> {
     /// What has the new name: a victim, or the partner of an exchange.
     dst: Option<Arc<Cell>>,
     mode: RenameMode,
+    /// The number of the whiteout that is left, and who makes it.
+    leaves: Option<(NewInode, &'r Cred)>,
     /// Of what moves to the other directory: whether nothing has written `src`, or the partner.
     unwritten: [Unwritten; 2],
     /// The rename lock is held: directories are locked by their places in the tree.
@@ -62,6 +66,10 @@ impl Request<'_> {
     /// With what the moved inode exchanges names.
     fn partner(&self) -> Option<&Arc<Cell>> {
         self.dst.as_ref().filter(|_| self.mode == RenameMode::Exchange)
+    }
+    /// The domain of who takes the old name: a partner, or a whiteout.
+    fn heir(&self) -> Option<DomainId> {
+        self.partner().map(|d| d.domain).or(self.mode.leaves_whiteout().then_some(self.src.domain))
     }
     /// Whether the other inode is of another domain.
     fn is_apart(&self) -> bool {
@@ -201,13 +209,14 @@ impl MountedVolume {
         Ok(Ok((smallvec![above, below], usize::from(!a_first), usize::from(a_first))))
     }
 
-    fn rename(&self, from: &Side<'_>, to: &Side<'_>, mode: RenameMode) -> Result<()> {
+    fn rename(&self, from: &Side<'_>, to: &Side<'_>, mode: RenameMode, cred: &Cred) -> Result<()> {
+        let mut spare = Spare::new(self);
         let (mut tree, mut again) = (None, false);
         loop {
             let src = self.lookup_to_leave(&from.dir, from.name)?;
             let dst = self.find_in(&to.dir, to.name)?;
-            let mut r =
-                Request { from, to, src, dst, mode, unwritten: [Unwritten::default(); 2], in_order: tree.is_some() };
+            let unwritten = [Unwritten::default(); 2];
+            let mut r = Request { from, to, src, dst, mode, leaves: None, unwritten, in_order: tree.is_some() };
             if tree.is_none() && r.changes_tree() {
                 // what the names name may be others by the time it is had
                 tree = Some(self.rename.lock());
@@ -217,9 +226,15 @@ impl MountedVolume {
             if r.dst.as_ref().is_some_and(|d| d.ino == r.src.ino) {
                 return Ok(());
             }
+            if mode.leaves_whiteout() {
+                r.leaves = Some((spare.of_domain(r.src.domain, from.dir.ino)?, cred));
+            }
             r.unwritten = self.commit_before(&r, again)?;
             match self.try_rename(&r)? {
-                Ok(done) => return self.note_move(&r, done),
+                Ok(done) => {
+                    spare.used();
+                    return self.note_move(&r, done);
+                }
                 Err(Restart::Changed) => again = true,
                 Err(Restart::Busy(c)) => Child::wait(&c),
                 Err(Restart::Contended) => tree = Some(self.rename.lock()),
@@ -240,6 +255,9 @@ impl MountedVolume {
         }
         if again {
             self.commit_vacating_rename(&r.to.dir, r.to.name, r.src.domain)?;
+            if let Some(heir) = r.heir() {
+                self.commit_vacating_rename(&r.from.dir, r.from.name, heir)?;
+            }
             self.commit_exchange(&r.src)?;
         }
         if r.two_dirs() {
@@ -253,11 +271,7 @@ impl MountedVolume {
         if again {
             self.commit_exchange(d)?;
         }
-        if r.partner().is_some() {
-            if again {
-                self.commit_vacating_rename(&r.from.dir, r.from.name, d.domain)?;
-            }
-        } else if d.kind == FileKind::Dir {
+        if r.partner().is_none() && d.kind == FileKind::Dir {
             self.commit_vacating_renames(d, r.src.domain)?;
         }
         for (c, is_victim) in [(&r.src, false), (d, true)] {
@@ -294,7 +308,7 @@ impl MountedVolume {
     fn check_rename(&self, r: &Request<'_>) -> Result<()> {
         let Request { from, to, src, dst, mode, .. } = r;
         match (*mode, dst) {
-            (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
+            (m, Some(_)) if m.keeps_what_is_there() => return Err(Error::Exists),
             (RenameMode::Exchange, None) => return Err(Error::NotFound),
             _ => {}
         }
@@ -319,7 +333,7 @@ impl MountedVolume {
                     Error::NotEmpty
                 });
             }
-            if *mode == RenameMode::Replace {
+            if *mode != RenameMode::Exchange {
                 match (src.kind == FileKind::Dir, d.kind == FileKind::Dir) {
                     (true, false) => return Err(Error::NotDir),
                     (false, true) => return Err(Error::IsDir),
@@ -337,7 +351,11 @@ impl MountedVolume {
             domains.push(d.domain);
         }
         let mut op = Op::new(self);
-        op.begin(&domains, RENAME_BLOCKS, r.dst.is_some())?;
+        // what is replaced makes room, but not before a whiteout needs some
+        match r.leaves {
+            Some(_) => op.begin(&domains, RENAME_BLOCKS + ENTRY_BLOCKS, false)?,
+            None => op.begin(&domains, RENAME_BLOCKS, r.dst.is_some())?,
+        }
         let (mut dirs, old, new) = match self.lock_dirs(r)? {
             Ok(locked) => locked,
             Err(again) => return Ok(Err(again)),
@@ -355,13 +373,19 @@ impl MountedVolume {
             return Ok(Err(again));
         }
         let takes_new = op.may_take(&r.to.dir, r.to.name, r.src.domain);
-        let takes_old =
-            r.partner().map_or(Some(Before::default()), |d| op.may_take(&r.from.dir, r.from.name, d.domain));
+        let takes_old = r.heir().map_or(Some(Before::default()), |d| op.may_take(&r.from.dir, r.from.name, d));
         let (Some(takes_new), Some(takes_old)) = (takes_new, takes_old) else { return Ok(Err(Restart::Changed)) };
+        let whiteout = match r.leaves {
+            Some((number, cred)) => Some(self.new_whiteout(&l.dirs[l.old], number, cred, &takes_old)?),
+            None => None,
+        };
         let tx = op.tx(r.src.domain).id;
-        self.change_entries(&mut op, r, &mut l, replaces)?;
+        self.change_entries(&mut op, r, &mut l, replaces, whiteout.as_ref())?;
         let plan = plan(&self.facts(&op, r, &l));
-        self.change_inodes(&op, r, &mut l, &plan, [takes_new, takes_old]);
+        let seq = self.change_inodes(&op, r, &mut l, &plan, [takes_new, takes_old]);
+        if let Some(w) = whiteout {
+            self.make_whiteout(&mut op, w, (&r.from.dir, r.from.name), seq)?;
+        }
         Ok(Ok(tx))
     }
 
@@ -455,7 +479,14 @@ impl MountedVolume {
     }
 
     /// Touches all that changes, and changes the entries.
-    fn change_entries(&self, op: &mut Op<'_>, r: &Request<'_>, l: &mut Locked<'_>, replaces: bool) -> Result<()> {
+    fn change_entries(
+        &self,
+        op: &mut Op<'_>,
+        r: &Request<'_>,
+        l: &mut Locked<'_>,
+        replaces: bool,
+        whiteout: Option<&Whiteout<'_>>,
+    ) -> Result<()> {
         op.touch(&r.from.dir, &mut l.dirs[l.old])?;
         if r.two_dirs() {
             op.touch(&r.to.dir, &mut l.dirs[l.new])?;
@@ -468,7 +499,8 @@ impl MountedVolume {
         self.forget_name(&r.from.dir, r.from.name);
         let edit = if replaces { Edit::Replace(&r.src) } else { Edit::Add(&r.src) };
         self.edit_entry_at(By::Operation(op), &r.to.dir, &mut l.dirs[l.new], (r.to.name, r.to.hash), edit)?;
-        let edit = r.partner().map_or(Edit::Remove, |d| Edit::Replace(d));
+        let heir = r.partner().or(whiteout.map(|w| &w.cell));
+        let edit = heir.map_or(Edit::Remove, |c| Edit::Replace(c));
         self.edit_entry_at(By::Operation(op), &r.from.dir, &mut l.dirs[l.old], (r.from.name, r.from.hash), edit)
     }
 
@@ -479,14 +511,15 @@ impl MountedVolume {
             moved: subject(op, &r.src, &l.src),
             other: r.dst.as_ref().zip(l.dst.as_ref()).map(|(d, v)| subject(op, d, v)),
             exchange: r.partner().is_some(),
+            whiteout: r.leaves.is_some() && !planted(Bug::WhiteoutAlone),
             two_dirs: r.two_dirs(),
             left_other: victim.is_some_and(|d| self.any_vacated_in(d)),
         }
     }
 
     /// The inodes of a rename get their names, and what they wait for. `takes`: what must be durable with the new and the
-    /// old name.
-    fn change_inodes(&self, op: &Op<'_>, r: &Request<'_>, l: &mut Locked<'_>, plan: &Plan, takes: [Before; 2]) {
+    /// old name. The logical time of the change.
+    fn change_inodes(&self, op: &Op<'_>, r: &Request<'_>, l: &mut Locked<'_>, plan: &Plan, takes: [Before; 2]) -> u64 {
         let now = self.shared.now();
         let than = l.src.link_seq.max(l.dst.as_ref().map_or(0, |v| v.link_seq));
         let mut dirs: SmallVec<[&mut State; 2]> = l.dirs.iter_mut().map(|d| &mut **d).collect();
@@ -501,7 +534,9 @@ impl MountedVolume {
         }
         if let Some(v) = &mut l.dst {
             change_names(v, r.to, r.partner().map(|_| r.from), seq, now);
-            v.durability.inode_takes_name(&takes[1]);
+            if r.partner().is_some() {
+                v.durability.inode_takes_name(&takes[1]);
+            }
             plan.other.note(&mut v.durability, r.to.dir.ino, r.to.name);
             if plan.other.moves {
                 v.parent = r.from.dir.ino;
@@ -515,6 +550,7 @@ impl MountedVolume {
         if let (Some(d), Some(v), None) = (&r.dst, &mut l.dst, r.partner()) {
             self.name_gone(op, d, v);
         }
+        seq
     }
 
     /// What recovery compares: names over domains; and, of an inode whose fate depends on one of another domain, all names
@@ -581,43 +617,51 @@ impl Volume {
     ///
     /// # Errors
     /// As `renameat2`: [`Error::NotFound`], [`Error::Exists`], [`Error::NotEmpty`], [`Error::IsDir`], [`Error::NotDir`],
-    /// [`Error::Invalid`] for a directory below itself; [`Error::CrossProject`].
+    /// [`Error::Invalid`] for a directory below itself; [`Error::CrossProject`]. With a whiteout, which belongs to root, as
+    /// [`Self::rename_by`].
     pub fn rename(&self, dir: InodeNo, name: &[u8], new_dir: InodeNo, new_name: &[u8], mode: RenameMode) -> Result<()> {
+        self.rename_by(dir, name, new_dir, new_name, mode, &Cred::root())
+    }
+
+    /// [`Self::rename`] by a user, to whom the whiteout belongs that a mode may leave. It is as one with the rename, also across a
+    /// crash.
+    ///
+    /// # Errors
+    /// As [`Self::rename`]; with a whiteout also [`Error::NoSpace`], where the domain of what is moved has no room for it, and
+    /// [`Error::Quota`].
+    pub fn rename_by(
+        &self,
+        dir: InodeNo,
+        name: &[u8],
+        new_dir: InodeNo,
+        new_name: &[u8],
+        mode: RenameMode,
+        cred: &Cred,
+    ) -> Result<()> {
         let i = self.mounted();
         i.pace_change(dir);
-        i.rename_in_dirs(i.dir_cell(dir)?, name, i.dir_cell(new_dir)?, new_name, mode)
+        let (dir, new_dir) = (i.dir_cell(dir)?, i.dir_cell(new_dir)?);
+        i.rename_seen((dir, name), &new_dir, || new_dir.clone(), (new_name, mode), cred)
     }
 }
 
 impl MountedVolume {
-    /// [`Volume::rename`] in directories that are at hand.
-    pub(crate) fn rename_in_dirs(
-        &self,
-        dir: Arc<Cell>,
-        name: &[u8],
-        new_dir: Arc<Cell>,
-        new_name: &[u8],
-        mode: RenameMode,
-    ) -> Result<()> {
-        self.rename_seen((dir, name), &new_dir, || new_dir.clone(), new_name, mode)
-    }
-
-    /// [`Self::rename_in_dirs`] into a directory that is only looked at. `whole`: that directory for more than that.
+    /// [`Volume::rename_by`] in directories that are at hand, the new one only looked at. `whole`: that one for more than that.
     pub(super) fn rename_seen(
         &self,
         (dir, name): (Arc<Cell>, &[u8]),
         new_dir: &Cell,
         whole: impl FnOnce() -> Arc<Cell>,
-        new_name: &[u8],
-        mode: RenameMode,
+        (new_name, mode): (&[u8], RenameMode),
+        cred: &Cred,
     ) -> Result<()> {
-        let plain = mode != RenameMode::Exchange && Self::is_shared(new_dir);
+        let plain = matches!(mode, RenameMode::Replace | RenameMode::NoReplace) && Self::is_shared(new_dir);
         if plain && self.rename_beside(&dir, name, new_dir, new_name)?.is_some() {
             return Ok(());
         }
         check_name(name)?;
         check_name(new_name)?;
         let side = |dir, name| Side { dir, name, hash: self.hash(name) };
-        self.rename(&side(dir, name), &side(whole(), new_name), mode)
+        self.rename(&side(dir, name), &side(whole(), new_name), mode, cred)
     }
 }

@@ -128,7 +128,7 @@ impl BraidFs {
     fn rename_to(&self, req: &Request<'_>, from: &[u8], newdir: WireId, to: &[u8], mode: RenameMode) -> Handled {
         let olddir = self.live(req.node())?;
         let newdir = if newdir == req.node() { olddir } else { self.live(newdir)? };
-        self.vol.rename(olddir, from, newdir, to, mode).map_err(errno)?;
+        self.vol.rename_by(olddir, from, newdir, to, mode, &req.cred()).map_err(errno)?;
         Ok(Outcome::Reply)
     }
 
@@ -138,12 +138,17 @@ impl BraidFs {
     }
 }
 
-/// `renameat2` flags; RENAME_WHITEOUT and combinations are refused.
+/// A whiteout is left where the new name is free.
+const NOREPLACE_WHITEOUT: u32 = libc::RENAME_NOREPLACE | libc::RENAME_WHITEOUT;
+
+/// `renameat2` flags. Of an exchange with others the kernel does not ask.
 fn rename_mode(flags: u32) -> Result<RenameMode, Errno> {
     match flags {
         0 => Ok(RenameMode::Replace),
         libc::RENAME_NOREPLACE => Ok(RenameMode::NoReplace),
         libc::RENAME_EXCHANGE => Ok(RenameMode::Exchange),
+        libc::RENAME_WHITEOUT => Ok(RenameMode::Whiteout),
+        NOREPLACE_WHITEOUT => Ok(RenameMode::NoReplaceWhiteout),
         _ => Err(Errno::INVAL),
     }
 }
@@ -158,6 +163,10 @@ mod tests {
         assert_eq!(rename_mode(1), Ok(RenameMode::NoReplace));
         assert_eq!(rename_mode(2), Ok(RenameMode::Exchange));
         assert_eq!(rename_mode(3), Err(Errno::INVAL));
-        assert_eq!(rename_mode(4), Err(Errno::INVAL));
+        assert_eq!(rename_mode(4), Ok(RenameMode::Whiteout));
+        assert_eq!(rename_mode(5), Ok(RenameMode::NoReplaceWhiteout));
+        assert_eq!(rename_mode(6), Err(Errno::INVAL));
+        assert_eq!(rename_mode(7), Err(Errno::INVAL));
+        assert_eq!(rename_mode(8), Err(Errno::INVAL));
     }
 }

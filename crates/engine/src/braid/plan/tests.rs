@@ -22,7 +22,7 @@ fn a_rename_over_what_is_there() {
     let none = Waits::default();
     let left_old = (Which::Old, vacated(A, 4, true));
     let run = |other: Option<Subject>, exchange, left_other| {
-        plan(&Rename { moved, other, exchange, two_dirs: true, left_other })
+        plan(&Rename { moved, other, exchange, whiteout: false, two_dirs: true, left_other })
     };
     // nothing is there
     assert_eq!(run(None, false, false), Plan { moved: none, other: none, vacated: [left_old].into_iter().collect() });
@@ -65,15 +65,31 @@ fn a_rename_over_what_is_there() {
 fn a_directory_moves_only_between_two() {
     let (moved, other) = (subject(A, 4, true, 2), subject(B, 6, true, 2));
     for (two_dirs, exchange) in [(false, false), (false, true), (true, false), (true, true)] {
-        let p = plan(&Rename { moved, other: Some(other), exchange, two_dirs, left_other: false });
+        let p = plan(&Rename { moved, other: Some(other), exchange, whiteout: false, two_dirs, left_other: false });
         assert_eq!((p.moved.moves, p.other.moves), (two_dirs, two_dirs && exchange));
+    }
+}
+
+/// Whatever has the new name: no fsync of what moves precedes the transaction that makes the whiteout.
+#[test]
+fn what_leaves_a_whiteout_is_durable_with_it() {
+    let moved = subject(A, 4, false, 1);
+    let others = [None, Some(subject(A, 4, false, 1)), Some(subject(B, 6, false, 1)), Some(subject(B, 6, false, 2))];
+    for other in others {
+        let with =
+            |whiteout| plan(&Rename { moved, other, exchange: false, whiteout, two_dirs: true, left_other: false });
+        let (without, with) = (with(false), with(true));
+        assert_eq!(with.moved, Waits { after: TxId(4), ..without.moved }, "{other:?}");
+        assert_eq!((with.other, &with.vacated), (without.other, &without.vacated), "{other:?}");
     }
 }
 
 #[test]
 fn waits_are_forgotten_when_they_are_durable() {
     let (m, o) = (subject(A, 4, false, 1), subject(B, 6, false, 1));
-    let p = plan(&Rename { moved: m, other: Some(o), exchange: true, two_dirs: true, left_other: false });
+    let rename =
+        Rename { moved: m, other: Some(o), exchange: true, whiteout: false, two_dirs: true, left_other: false };
+    let p = plan(&rename);
     let mut d = Durability::new();
     p.moved.note(&mut d, InodeNo(1), b"old");
     assert_eq!((d.tombstones().len(), d.exchange()), (1, Some(o.changed)));
