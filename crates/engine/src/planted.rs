@@ -163,6 +163,7 @@ impl Bug {
         (Bug::OrphansLost, "orphans", "orphan list lost"),
         (Bug::BitmapNotReplayed, "bitmap", "bitmap not replayed"),
         (Bug::ExchangeHalf, "exchange", "half an exchange not completed"),
+        (Bug::WhiteoutAlone, "whiteout", "fsync of what moved forgets the whiteout that it left"),
         (Bug::JudgedEarly, "settled", "recovery forgets tombstones before they are carried out everywhere"),
         (Bug::PeersForgotten, "peers", "checkpoint without the other domains' commits"),
         (Bug::CleanEarly, "clean", "marked clean before the last commit and checkpoint"),

@@ -28,6 +28,8 @@ pub struct Profile {
     /// Also flags (`chattr`), and other times than those of content. What is immutable or append-only gets many operations,
     /// and soon it is neither any more.
     pub flags: bool,
+    /// Renames may leave whiteouts.
+    pub whiteouts: bool,
     /// Many writes are of whole or part blocks that are there, with an fsync at once; the cleaner works now and then.
     pub rewrites: bool,
 }
@@ -43,6 +45,7 @@ impl Default for Profile {
             names: false,
             commits: 0,
             flags: false,
+            whiteouts: false,
             rewrites: false,
         }
     }
@@ -225,7 +228,11 @@ impl Generator {
 
     fn namespace(&mut self, t: &Tree, full: bool) -> Op {
         match self.rng.u8(..30) {
-            0..7 if full => Op::Unlink { path: self.old(t, Some(FileKind::File)) },
+            0..7 if full => {
+                let a_whiteout = self.profile.whiteouts && self.rng.u8(..4) == 0;
+                let kind = if a_whiteout { FileKind::Char } else { FileKind::File };
+                Op::Unlink { path: self.old(t, Some(kind)) }
+            }
             0..6 => Op::Create { path: self.new_path(t), kind: FileKind::File, mode: self.mode() },
             6 => {
                 let kind = self.rng.choice([FileKind::Fifo, FileKind::Char, FileKind::Block, FileKind::Socket]);
@@ -261,6 +268,8 @@ impl Generator {
                 let mode = match self.rng.u8(..6) {
                     0 => RenameMode::NoReplace,
                     1 => RenameMode::Exchange,
+                    2 if self.profile.whiteouts && self.rng.u8(..3) == 0 => RenameMode::NoReplaceWhiteout,
+                    2 if self.profile.whiteouts => RenameMode::Whiteout,
                     _ => RenameMode::Replace,
                 };
                 let onto = mode == RenameMode::Exchange || self.rng.bool();

@@ -163,6 +163,17 @@ impl History {
         out
     }
 
+    /// The whiteout that the rename to this version left, if it did: it, its name, and what had that before. Nothing else makes
+    /// an inode under a name that is taken.
+    pub fn whiteout(&self, version: usize) -> Option<(Ino, Link, Ino)> {
+        let (before, after) = (self.version(version.checked_sub(1)?), self.version(version));
+        let fresh = after.nodes().rev().take_while(|(i, _)| before.node(*i).is_none());
+        fresh.flat_map(|(i, n)| n.links.iter().map(move |l| (i, l))).find_map(|(i, link)| {
+            let moved = before.node(link.0)?.entries.get(&link.1)?;
+            Some((i, link.clone(), *moved))
+        })
+    }
+
     /// Whether the inode was exchanged with one of another domain after version `since`.
     pub fn exchanged(&self, ino: Ino, since: usize) -> bool {
         (since + 1..=self.steps.len()).any(|v| {

@@ -258,7 +258,7 @@ impl Model {
     }
 
     /// All inodes with their numbers, those without a name too.
-    pub fn nodes(&self) -> impl Iterator<Item = (Ino, &Arc<Node>)> {
+    pub fn nodes(&self) -> impl DoubleEndedIterator<Item = (Ino, &Arc<Node>)> {
         self.nodes.iter().map(|(i, n)| (*i, n))
     }
 
@@ -474,7 +474,7 @@ impl Model {
         let ino = self.lookup(dir, name)?;
         let victim = self.lookup_opt(to_dir, to)?;
         match (mode, victim) {
-            (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
+            (m, Some(_)) if m.keeps_what_is_there() => return Err(Error::Exists),
             (RenameMode::Exchange, None) => return Err(Error::NotFound),
             _ => {}
         }
@@ -515,6 +515,11 @@ impl Model {
                 RenameMode::Exchange => self.enter(dir, name, v)?,
                 _ => self.drop_if_gone(v),
             }
+        }
+        if mode.leaves_whiteout() {
+            let whiteout = NewNode { kind: FileKind::Char, mode: 0, umask: 0, rdev: 0, target: b"" };
+            let made = self.make(dir, &whiteout)?;
+            self.enter(dir, name, made)?;
         }
         Ok(())
     }
@@ -773,7 +778,7 @@ mod tests {
         let e = m.create(d, b"e", &file(FileKind::Dir)).unwrap();
         let f = m.create(ROOT, b"f", &file(FileKind::File)).unwrap();
         let errno = |r: Result<()>| r.map_err(|e| e.errno()).err();
-        use RenameMode::{Exchange, NoReplace, Replace};
+        use RenameMode::{Exchange, NoReplace, NoReplaceWhiteout, Replace, Whiteout};
         assert_eq!(errno(m.rename(ROOT, b"d", e, b"x", Replace)), Some(22));
         assert_eq!(errno(m.rename(ROOT, b"d", d, b"x", Replace)), Some(22));
         assert_eq!(errno(m.rename(d, b"e", ROOT, b"d", Replace)), Some(39));
@@ -790,6 +795,16 @@ mod tests {
         assert_eq!(m.nlink(ROOT).unwrap(), 4);
         assert_eq!(m.nlink(d).unwrap(), 2);
         assert_eq!(m.paths().len(), 5);
+        assert_eq!(errno(m.rename(d, b"f2", d, b"e", NoReplaceWhiteout)), Some(17));
+        assert_eq!(errno(m.rename(d, b"f2", d, b"e", Whiteout)), None);
+        assert_eq!(m.paths().len(), 5, "the same inode: nothing is left");
+        assert_eq!(errno(m.rename(d, b"f2", ROOT, b"f", Whiteout)), Some(21));
+        assert_eq!(errno(m.rename(d, b"f2", ROOT, b"g", NoReplaceWhiteout)), None);
+        let left = m.stat(m.lookup(d, b"f2").unwrap()).unwrap();
+        assert_eq!((left.kind, left.mode, left.rdev, left.nlink), (FileKind::Char, 0, 0, 1));
+        assert_eq!((m.lookup(ROOT, b"g").unwrap(), m.nlink(f).unwrap()), (f, 2));
+        assert_eq!(errno(m.rename(ROOT, b"f", d, b"e2", Whiteout)), None);
+        assert_eq!((m.nlink(ROOT).unwrap(), m.nlink(d).unwrap(), m.lookup(d, b"e2").unwrap()), (3, 3, e));
     }
 
     #[test]

@@ -499,7 +499,14 @@ pub fn perform<S: Subject>(s: &mut S, slots: &mut Slots<S>, op: &Op) -> Result<O
         Op::Rename { from, to, mode } => {
             let (a, n) = parent(s, from)?;
             let (b, m) = parent(s, to)?;
-            s.rename(a, n, b, m, mode).map(|()| Out::Unit)
+            if !mode.leaves_whiteout() {
+                return s.rename(a, n, b, m, mode).map(|()| Out::Unit);
+            }
+            let moved = s.lookup(a, n).ok();
+            s.rename(a, n, b, m, mode)?;
+            // nothing is left where both are names of one inode
+            let left = s.lookup(a, n)?;
+            Ok(if moved == Some(left) { Out::Unit } else { Out::Made(left) })
         }
         Op::Tmpfile { dir, slot } => {
             let dir = walk_path(s, dir)?;

@@ -40,6 +40,8 @@ pub struct Oracle<'h> {
     dirs: BTreeMap<Ino, usize>,
     names: BTreeMap<Link, usize>,
     inos: BTreeMap<Key, Ino>,
+    /// Renames that left a whiteout, by the version after each ([`History::whiteout`]).
+    whiteouts: Vec<(usize, Ino, Link, Ino)>,
     /// Whether the versions are in the order in which the volume did them.
     serial: bool,
 }
@@ -79,6 +81,7 @@ impl<'h> Oracle<'h> {
             dirs: BTreeMap::new(),
             names: BTreeMap::new(),
             inos: history.keys.iter().map(|(i, k)| (*k, *i)).collect(),
+            whiteouts: (1..=newest).filter_map(|v| history.whiteout(v).map(|(w, link, i)| (v, w, link, i))).collect(),
             serial,
         };
         for step in history.steps().iter().take(completed) {
@@ -170,6 +173,7 @@ impl<'h> Oracle<'h> {
         self.objects(seen)
             .and_then(|()| self.required(seen))
             .and_then(|()| self.all_names(seen))
+            .and_then(|()| self.whole_renames(seen))
             .and_then(|()| self.transactions(seen))
             .map_err(|e| format!("not allowed by the contract: {e}{}", self.history.story(self.completed)))
     }
@@ -433,6 +437,30 @@ impl<'h> Oracle<'h> {
         Ok(())
     }
 
+    /// A rename that leaves a whiteout is there with it, or neither is.
+    fn whole_renames(&self, seen: &Seen) -> Result<(), String> {
+        for (version, whiteout, link, moved) in &self.whiteouts {
+            let found = |ino: &Ino| self.history.keys.get(ino).and_then(|k| seen.nodes.get(k));
+            let (made, Some(got), Some(_)) = (found(whiteout), found(moved), found(&link.0)) else { continue };
+            let node = |v: usize, ino: &Ino| self.history.version(v).node(*ino);
+            let had = |v: usize| node(v, moved).is_some_and(|n| n.links.contains(link));
+            let has = self.has_name(got, link);
+            let since = *version..=self.newest;
+            if made.is_some() && has && !since.clone().any(had) {
+                return Err(format!("{}: a whiteout is there without the rename that made it", show(&link.1)));
+            }
+            // it had the name as long as it may be of before, and the whiteout has been ever since in directories that are there
+            let before =
+                (self.bound(*moved).links.min(version - 1)..*version).all(|v| node(v, moved).is_none() || had(v));
+            let placed = |n: &Node| n.links.iter().any(|l| found(&l.0).is_some());
+            let stays = since.clone().all(|v| node(v, whiteout).is_some_and(placed));
+            if made.is_none() && !has && before && stays {
+                return Err(format!("{}: what had the name has moved, and has left no whiteout", show(&link.1)));
+            }
+        }
+        Ok(())
+    }
+
     /// Every object that was promised is there, unless it was removed since.
     fn required(&self, seen: &Seen) -> Result<(), String> {
         let inos: BTreeSet<Ino> =
@@ -493,12 +521,51 @@ mod tests {
     use super::*;
     use crate::crash::explore::{Recorded, recorded};
     use crate::crash::plan::End;
-    use crate::crash::workload::{Kind, base};
+    use crate::crash::workload::{Base, Kind, base};
     use crate::ops::{At, Op, P};
     use crate::run::mount;
+    use crate::states::Log;
     use crate::walk::walk;
-    use braidfs::FallocMode;
+    use braidfs::{FallocMode, RenameMode};
     use braidfs_device::{Device, MemDevice};
+
+    /// The device before and after all that was written.
+    fn tree(log: &Log, base: &Base, whole: bool) -> Seen {
+        let mut image = log.initial.clone();
+        if whole {
+            log.events.iter().for_each(|e| e.apply(&mut image, braidfs_device::Keep::Whole));
+        }
+        let d: Arc<dyn Device> = Arc::new(MemDevice::from_image(image));
+        let v = mount(&[d], &base.setup).unwrap();
+        let seen = walk(&v).unwrap();
+        v.crash();
+        seen
+    }
+
+    #[test]
+    fn half_a_rename_with_a_whiteout_is_seen() {
+        let base = base(Kind::ALL[0]).unwrap();
+        let ops = [Op::Rename { from: P("A/f"), to: P("B/n"), mode: RenameMode::Whiteout }, Op::Sync];
+        let Recorded { log, history, .. } = recorded(&base, &ops, End::Crash, true).unwrap().unwrap();
+        let (old, new) = (tree(&log, &base, false), tree(&log, &base, true));
+        let under_way = Oracle::new(&history, 1);
+        under_way.judge(&old).unwrap();
+        under_way.judge(&new).unwrap();
+        let (whiteout, link, moved) = history.whiteout(1).unwrap();
+        let key = |ino| history.keys[&ino];
+        let (dir, name) = (key(link.0), link.1);
+        // moved, and the name is gone
+        let mut half = new.clone();
+        half.nodes.remove(&key(whiteout));
+        half.nodes.get_mut(&dir).unwrap().entries.remove(&name);
+        assert!(under_way.whole_renames(&half).unwrap_err().contains("no whiteout"));
+        under_way.judge(&half).unwrap_err();
+        // the whiteout elsewhere, and the file where it was
+        let mut half = old.clone();
+        half.nodes.insert(key(whiteout), new.nodes[&key(whiteout)].clone());
+        assert!(under_way.whole_renames(&half).unwrap_err().contains("without the rename"));
+        assert!(half.nodes.contains_key(&key(moved)));
+    }
 
     #[test]
     fn half_a_transaction_is_seen() {
@@ -506,18 +573,7 @@ mod tests {
         let write = |path| Op::Write { at: At::Path(P(path)), off: 0, len: 4096, seed: 77 };
         let ops = [write("A/f"), Op::SetMode { path: P("A/g"), mode: 0o600 }, Op::Sync];
         let Recorded { log, history, .. } = recorded(&base, &ops, End::Crash, true).unwrap().unwrap();
-        let tree = |whole: bool| {
-            let mut image = log.initial.clone();
-            if whole {
-                log.events.iter().for_each(|e| e.apply(&mut image, braidfs_device::Keep::Whole));
-            }
-            let d: Arc<dyn Device> = Arc::new(MemDevice::from_image(image));
-            let v = mount(&[d], &base.setup).unwrap();
-            let seen = walk(&v).unwrap();
-            v.crash();
-            seen
-        };
-        let (old, new) = (tree(false), tree(true));
+        let (old, new) = (tree(&log, &base, false), tree(&log, &base, true));
         let under_way = Oracle::new(&history, 2);
         under_way.judge(&old).unwrap();
         under_way.judge(&new).unwrap();

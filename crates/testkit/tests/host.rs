@@ -117,6 +117,8 @@ impl Subject for Host {
             RenameMode::Replace => RenameFlags::empty(),
             RenameMode::NoReplace => RenameFlags::NOREPLACE,
             RenameMode::Exchange => RenameFlags::EXCHANGE,
+            RenameMode::Whiteout => RenameFlags::WHITEOUT,
+            RenameMode::NoReplaceWhiteout => RenameFlags::WHITEOUT | RenameFlags::NOREPLACE,
             _ => panic!("{mode:?} is not known here"),
         };
         fs::renameat_with(&self.held[&a], n, &self.held[&b], m, flags).map_err(error)

@@ -61,6 +61,9 @@ struct Args {
     /// full: only this part, may be given several times
     #[arg(long = "part", value_name = "N", value_parser = part)]
     parts: Vec<Part>,
+    /// Of sequences of basic operations only those with one whose name has this
+    #[arg(long, value_name = "TEXT")]
+    with: Option<String>,
     /// This workload alone
     #[arg(long, value_name = "PART:NUMBER", value_parser = workload)]
     one: Option<(Part, u64)>,
@@ -179,6 +182,7 @@ fn run() -> Result<bool, String> {
     let (limits, short) = (limits(&a), !a.no_minimise);
     let bases = bases().map_err(|e| format!("the volumes to begin with: {e}"))?;
     let plan = Plan::new(Kind::ORDINARY, a.seed);
+    let plan = if let Some(text) = &a.with { plan.with(text)? } else { plan };
     if let Some((part, number)) = a.one {
         let mut report = Report::new(&plan);
         if number >= plan.part(part).len {

@@ -255,6 +255,7 @@ pub fn random_ops(base: &Base, seed: u64, count: usize) -> Result<Vec<Op>, Strin
         commits: 20,
         rewrites: true,
         flags: true,
+        whiteouts: true,
         ..Profile::default()
     };
     let mut generator = Generator::new(seed, profile);
@@ -390,6 +391,10 @@ pub fn explore(
                 break;
             }
             let w = plan.workload(part, i);
+            if plan.leaves_out(&w) {
+                done.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
             let (counts, result) = run_one(bases, &w, limits, i ^ (part.number() as u64) << 56, &late);
             let all = states.fetch_add(counts.states(), Ordering::Relaxed) + counts.states();
             let Ok(mut r) = shared.lock() else { break };

@@ -248,6 +248,8 @@ pub struct Plan {
     pub bases: usize,
     /// Names of the basic operations.
     pub names: Vec<&'static str>,
+    /// Of sequences of basic operations only those with one whose name has this.
+    with: Option<String>,
 }
 
 /// Random runs of a plan.
@@ -302,7 +304,30 @@ impl Plan {
             Part::RandomApart => random("random runs, two devices", APART),
             Part::ThreadsApart => threads_on("random runs of several threads, two devices", APART),
         });
-        Self { parts, bases, names }
+        Self { parts, bases, names, with: None }
+    }
+
+    /// Only sequences with a basic operation whose name has `text`, of those of basic operations. The numbers stay.
+    ///
+    /// # Errors
+    /// Where there is no such operation.
+    pub fn with(self, text: &str) -> Result<Self, String> {
+        let known = self.names.iter().any(|n| n.contains(text));
+        if known {
+            Ok(Self { with: Some(text.into()), ..self })
+        } else {
+            Err(format!("no operation has {text:?} in its name"))
+        }
+    }
+
+    /// Whether it is left out ([`Self::with`]).
+    pub fn leaves_out(&self, w: &Workload) -> bool {
+        match (w, &self.with) {
+            (Workload::Sequence { basics, .. }, Some(text)) if !basics.is_empty() => {
+                !basics.iter().any(|b| self.names[*b].contains(text.as_str()))
+            }
+            _ => false,
+        }
     }
 
     /// The workloads of a part.
@@ -424,6 +449,11 @@ mod tests {
             let w = format!("{:?}", plan.workload(Part::One, i)).replace("Unmount", "Crash");
             assert!(seen.insert(w), "{i} comes twice");
         }
+        let with = plan.clone().with("whiteout").unwrap();
+        let of_them = |i: &u64| !with.leaves_out(&with.workload(Part::Two, *i));
+        let (of, count) = (1000, (0..1000).filter(of_them).count());
+        assert!(count > of / 10 && count < of / 2, "{count} of {of}");
+        assert!(plan.clone().with("no such operation").is_err());
         let total: u64 = plan.parts.iter().map(|p| p.len).sum();
         assert!(total > 3_400_000, "{total}");
     }

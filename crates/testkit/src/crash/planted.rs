@@ -44,7 +44,7 @@ const WORKLOADS: [(Part, u64); 13] = [
 ];
 
 /// Where bugs are seen that most workloads do not see: these are run first. Where they moved, the others come after them.
-const SEEN_BY: [(Bug, Part, std::ops::Range<u64>); 21] = [
+const SEEN_BY: [(Bug, Part, std::ops::Range<u64>); 22] = [
     (Bug::LeaverForgotten, Part::One, 0..60),
     (Bug::FlushUnderWayTaken, Part::Threads, 0..1000),
     (Bug::HelperForgotten, Part::Threads, 0..1000),
@@ -57,6 +57,7 @@ const SEEN_BY: [(Bug, Part, std::ops::Range<u64>); 21] = [
     (Bug::TruncateForgotten, Part::Hard, 200..300),
     (Bug::TimesForgotten, Part::Hard, 200..300),
     (Bug::SumsForgotten, Part::Hard, 200..300),
+    (Bug::WhiteoutAlone, Part::Hard, 336..408),
     (Bug::BucketLeftOut, Part::ThreadsBeside, 0..24),
     (Bug::InodeLeftOut, Part::OneBeside, 0..360),
     (Bug::VacatedUntold, Part::NamesMet, 0..720),

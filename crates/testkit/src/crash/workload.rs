@@ -297,6 +297,13 @@ fn rename(name: &'static str, from: P, to: P, mode: RenameMode) -> Basic {
     Basic { name, metadata: true, ops: vec![Op::Rename { from, to, mode }], file: Some(to), dirs }
 }
 
+/// A rename that leaves a whiteout, which may be synced, too.
+fn hide(name: &'static str, from: P, to: P) -> Basic {
+    let mut basic = rename(name, from, to, RenameMode::Whiteout);
+    basic.dirs.push(from);
+    basic
+}
+
 fn gone(name: &'static str, op: Op, path: P) -> Basic {
     Basic { name, metadata: true, ops: vec![op], file: None, dirs: vec![path.split().0] }
 }
@@ -379,6 +386,13 @@ pub fn basics() -> Vec<Basic> {
     again.ops.push(file(f));
     again.ops.push(write(f, 0, 200, 32));
     all.push(again);
+    all.extend([
+        hide("rename with a whiteout", f, P("A/r")),
+        hide("rename with a whiteout, to the other domain", f, P("B/n")),
+        hide("rename with a whiteout, onto a file of the other domain", f, P("B/h")),
+        hide("rename with a whiteout, of what was moved there", P("B/n"), P("A/r")),
+        hide("rename with a whiteout, of a directory", P("A/s"), P("B/s")),
+    ]);
     all
 }
 
@@ -427,6 +441,7 @@ pub fn alone() -> Vec<Single> {
 pub fn hard() -> Vec<(&'static str, Vec<Op>)> {
     let mv = |a: &'static str, b: &'static str| Op::Rename { from: P(a), to: P(b), mode: RenameMode::Replace };
     let swap = |a: &'static str, b: &'static str| Op::Rename { from: P(a), to: P(b), mode: RenameMode::Exchange };
+    let hide = |a: &'static str, b: &'static str| Op::Rename { from: P(a), to: P(b), mode: RenameMode::Whiteout };
     let fsync = |p: &'static str| Op::Fsync { at: Path(P(p)), data_only: false };
     let falloc = |mode, off, len| Op::Fallocate { at: Path(P("A/f")), mode, off, len };
     let append = |p: &'static str, len, seed| Op::Append { at: Path(P(p)), len, seed };
@@ -675,6 +690,44 @@ pub fn hard() -> Vec<(&'static str, Vec<Op>)> {
                 Op::Truncate { at: Path(P("A/f")), size: 20_000 },
                 Op::Sync,
             ],
+        ),
+        (
+            "hidden, then synced under the new name",
+            vec![fsync("A/f"), hide("A/f", "B/n"), append("B/n", 10, 101), fsync("B/n"), fsync("A/f")],
+        ),
+        (
+            "hidden, and the whiteout taken by others",
+            vec![hide("A/f", "B/n"), mv("B/h", "A/f"), fsync("A/f"), hide("A/f", "B/h"), fsync("B/h"), Op::Sync],
+        ),
+        (
+            "hidden again and again",
+            vec![hide("A/f", "B/n"), hide("B/n", "A/f"), hide("A/f", "B/h"), commit(), fsync("A"), fsync("B")],
+        ),
+        (
+            "the whiteout is moved",
+            vec![
+                hide("A/f", "B/n"),
+                mv("A/f", "B/w"),
+                hide("B/w", "A/w"),
+                fsync("A/w"),
+                swap("B/w", "B/h"),
+                fsync("B/h"),
+            ],
+        ),
+        (
+            "a directory is hidden, then files below",
+            vec![
+                hide("A/s", "B/s"),
+                file(P("B/s/y")),
+                fsync("B/s/y"),
+                Op::Rmdir { path: P("A/e") },
+                fsync("B/s"),
+                fsync("A"),
+            ],
+        ),
+        (
+            "hidden over a directory, unlinked, made again",
+            vec![hide("A/s", "B/k"), Op::Unlink { path: P("A/s") }, dir(P("A/s")), file(P("A/s/z")), fsync("A/s/z")],
         ),
     ]
 }
