@@ -1,7 +1,7 @@
 //! Inode flags and access times in the library, and the volume's label through every crash.
 
 use braidfs::device::{CountDevice, Device, Image, Keep, MemDevice, RecordDevice};
-use braidfs::format::inode::{APPEND, IMMUTABLE, NOATIME};
+use braidfs::format::inode::{APPEND, IMMUTABLE, NOATIME, NOCOW};
 use braidfs::{
     AtimeMode, Cred, Error, FallocMode, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenFile, RenameMode,
     SetAttr, SetTime, Timestamp, Volume, XattrMode, mkfs,
@@ -209,6 +209,23 @@ fn a_change_of_flags_changes_the_change_time() {
 }
 
 /// Reads each kind of object as a front end does.
+/// `+A` of a directory comes to all that is made there, `+C` to files and directories, as on ext4.
+#[test]
+fn a_directory_hands_flags_down() {
+    let v = mount(&formatted(Arc::new(MemDevice::new(16_384))), AtimeMode::Relatime);
+    let dir = make(&v, InodeNo::ROOT, "d", FileKind::Dir);
+    flag(&v, dir, NOATIME | NOCOW);
+    for (kind, flags) in [
+        (FileKind::File, NOATIME | NOCOW),
+        (FileKind::Dir, NOATIME | NOCOW),
+        (FileKind::Symlink, NOATIME),
+        (FileKind::Fifo, NOATIME),
+    ] {
+        let ino = make(&v, dir, &format!("{kind:?}"), kind);
+        assert_eq!(v.getattr(ino).unwrap().flags & (NOATIME | NOCOW), flags, "{kind:?}");
+    }
+}
+
 fn read_all(v: &Volume, objects: &[InodeNo; 3]) -> [Timestamp; 3] {
     let f = v.open(objects[0]).unwrap();
     assert_eq!(v.read(&f, 0, &mut [0; 10]).unwrap(), 4);

@@ -375,8 +375,9 @@ impl Model {
                 n.mode |= 0o2000;
             }
         }
+        n.flags = parent.flags & NOATIME;
         if matches!(new.kind, FileKind::File | FileKind::Dir) {
-            n.flags = parent.flags & NOCOW;
+            n.flags |= parent.flags & NOCOW;
         }
         match new.kind {
             FileKind::Symlink => {

@@ -613,6 +613,9 @@ mod tests {
             parts.iter().for_each(|(from, off, len)| data.write(*off, &of(*from).read(*off, *len)));
             let n = seen.nodes.get_mut(key).unwrap();
             (n.stat.size, n.data) = (data.size(), data);
+            // all else as of that version, or as it was synced
+            let is = history.version(first.max(3)).node(ino).unwrap();
+            (n.stat.flags, n.times) = (is.flags, is.times);
             Oracle::new(&history, ops.len() - 1).judge(&seen)
         };
         for whole in 3..=7 {

@@ -14,7 +14,7 @@ use crate::quota::Charge;
 use crate::types::*;
 use crate::volume::operation::Op;
 use crate::volume::{MountedVolume, OpenFile, Volume};
-use braidfs_format::inode::{INLINE_MAX, NOCOW, PROJECT_MASK, TARGET_MAX};
+use braidfs_format::inode::{INLINE_MAX, NOATIME, NOCOW, PROJECT_MASK, TARGET_MAX};
 use std::sync::Arc;
 
 /// A new inode and its attributes.
@@ -44,7 +44,7 @@ impl MountedVolume {
         if new.kind == FileKind::File || new.kind == FileKind::Dir {
             st.flags |= dir.flags & NOCOW;
         }
-        st.flags |= dir.flags & PROJECT_MASK;
+        st.flags |= dir.flags & (NOATIME | PROJECT_MASK);
         if new.kind == FileKind::Dir {
             st.placement = dir.placement;
         }
