@@ -8,7 +8,7 @@ N programs at once (default 3: each has a thread per core already), each in the 
 known to take long begin first, so that none is left running alone at the end. What one prints comes out when it has ended; at the end
 those that failed are named, and the exit code is 1. Tests in the documentation are run by cargo as usual.
 
-A program that has not ended after BRAIDFS_PROGRAM_SECONDS (default 1200) is killed, and has failed; so has a file of tests without a
+A program that has not ended after BRAIDFS_PROGRAM_SECONDS (default 2700) is killed, and has failed; so has a file of tests without a
 test, whose feature the command lacks. Lines with SKIPPED are noted for the list at the end of `make test` (scripts/skipped.py).
 """
 
@@ -122,7 +122,7 @@ def main():
     args = parser.parse_args()
     if not args.command or args.jobs < 1:
         parser.error("a command and at least one job are wanted")
-    seconds = float(os.environ.get("BRAIDFS_PROGRAM_SECONDS") or 1200)
+    seconds = float(os.environ.get("BRAIDFS_PROGRAM_SECONDS") or 2700)
     signal.signal(signal.SIGTERM, interrupted)
     tests = programs(args.command)
     if not tests:

@@ -49,6 +49,9 @@ pub fn show(name: &[u8]) -> String {
     if s.len() > 40 { format!("{}…({} bytes)", s.chars().take(20).collect::<String>(), s.len()) } else { s.into() }
 }
 
+/// A walk lists one directory of so many a second time: each state of each crash is walked.
+const LISTED_TWICE: u64 = 8;
+
 /// Files up to this size are read whole, holes included.
 const SMALL: u64 = 8 << 20;
 
@@ -97,7 +100,7 @@ pub fn walk(v: &Volume) -> Result<Seen, String> {
     let mut nodes = BTreeMap::from([(ROOT_KEY, root)]);
     let mut dirs = vec![(ROOT_KEY, Vec::new())];
     while let Some((dir, path)) = dirs.pop() {
-        let (entries, up) = listing(v, dir.0).map_err(|e| fail(&path, "readdir", e))?;
+        let (entries, up) = listing(v, dir.0, LISTED_TWICE).map_err(|e| fail(&path, "readdir", e))?;
         let parent = nodes.get(&dir).and_then(|n| n.links.first()).map_or(InodeNo::ROOT, |(parent, _)| parent.0);
         if up != parent {
             return Err(format!("/{}: .. is {up}, not {parent}", show(&path)));

@@ -36,6 +36,10 @@ fn a_run_of_threads_is_made_short() {
     assert!(w.lists.iter().flatten().all(|op| text.contains(&to_rust(op))), "{text}");
     // the printed test fails with the bug, and not without; another schedule finds it, too
     every_crash_of(w).unwrap_err();
+    if env_number("BRAIDFS_CRASH_DEEP", 0) == 0 {
+        // all crashes of a run that is sound take minutes
+        return;
+    }
     let mut others = (0..64).map(|n| Threads { schedule: !w.schedule - n, ..w.clone() });
     let other = others.find(|o| every_crash_of(o).is_err()).expect("another schedule finds it, too");
     plant(None);
