@@ -1,7 +1,7 @@
 //! A crash at every write and every flush while limits of a user, a group and a directory are set, used, changed and removed.
 //!
-//! After each the limits, each with all that it has, are those of one of the calls that had returned or were under way; fsck finds nothing, and what is
-//! counted is what there is.
+//! After each the limits, each with all that it has, are those of one of the calls that had returned or were under way; fsck
+//! finds nothing, and what is counted is what there is.
 
 use crate::resize::options;
 use crate::run::Setup;

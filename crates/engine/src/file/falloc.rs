@@ -394,7 +394,8 @@ impl Volume {
         r.inspect_err(|_| i.give_back_surplus(c))
     }
 
-    /// The size changes with the last piece: where one does not fit it stays as it was, as a kernel has it that was told of an error.
+    /// The size changes with the last piece: where one does not fit it stays as it was, as a kernel has it that was told of an
+    /// error.
     fn falloc_all(&self, c: &Arc<Cell>, mode: FallocMode, (offset, end): (u64, u64), promised: &mut u64) -> Result<()> {
         let i = self.mounted();
         let blocks = PIECE_BLOCKS.min(i.dom(c.domain).pieces_max() as u64 / 2).max(1);

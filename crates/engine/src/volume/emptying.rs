@@ -173,9 +173,9 @@ impl MountedVolume {
         }
     }
 
-    /// Does `work` for each of these groups that some domain has, with nothing allocated where devices are drained, or tenants may have nothing: what moves
-    /// out of one shall not come into another. Others that wait for the right to empty groups come in between, and may have
-    /// changed anything. `go_on` is told how many were looked at.
+    /// Does `work` for each of these groups that some domain has, with nothing allocated where devices are drained, or tenants may
+    /// have nothing: what moves out of one shall not come into another. Others that wait for the right to empty groups come in
+    /// between, and may have changed anything. `go_on` is told how many were looked at, also while this waits.
     ///
     /// # Errors
     /// [`Error::Stopped`] by `go_on`; [`Error::ReadOnly`]; of `work`.

@@ -62,9 +62,9 @@ impl Oracle<'_> {
 
     /// Where an fsync of the file was under way that may overwrite blocks: the content may be that of an earlier version,
     /// with some blocks, or sectors of them, as of the later one that was synced, and of any version between them all the
-    /// rest (times, since nothing else may differ, nor which blocks there are). Where one was before, the file lives by overwrites: whatever a commit
-    /// wrote since may be there in part, so that sectors are of any of these versions. The ranges of versions with which
-    /// what is there can be explained so.
+    /// rest (times, since nothing else may differ, nor which blocks there are). Where one was before, the file lives by
+    /// overwrites: whatever a commit wrote since may be there in part, so that sectors are of any of these versions. The
+    /// ranges of versions with which what is there can be explained so.
     pub(super) fn overwritten(&self, ino: Ino, got: &SeenNode, states: &States<'_>) -> Vec<RangeInclusive<usize>> {
         let before = &self.history.steps()[..self.completed.min(self.newest)];
         let commits = before.iter().any(|s| syncs(s, ino));
