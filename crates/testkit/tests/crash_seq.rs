@@ -47,4 +47,16 @@ fn crashes_in_short_sequences() {
     let (states, least) = (report.counts.states(), limits.states.min(LEAST_STATES));
     assert!(states >= least, "{states} crash states judged, {least} are the least: BRAIDFS_CRASH_SECONDS is too low");
     assert_eq!(report.counts.strays, 0, "recovery depends on more than what it reads");
+    let c = &report.counts;
+    let happened = [
+        ("names changed beside each other", c.changed_beside.min(c.states_beside)),
+        ("blocks moved", c.moved.min(c.states_moved)),
+        ("volumes used after recovery", c.deep),
+        ("crashes inside recovery", c.crashed.min(c.second_images)),
+        ("crashes inside fsck", c.checked_images),
+        ("recoveries by several threads", c.threaded.min(c.threaded_images)),
+    ];
+    for (what, n) in happened {
+        assert!(n > 0, "no {what} in {states} states: the run judged less than it is for");
+    }
 }
