@@ -233,6 +233,19 @@ fn what_needs_no_nodes_is_written() {
     for n in 0..32 {
         assert_eq!(v.append(&log, &[2; 128 << 10]).unwrap(), 8192 + ((n * 128) << 10), "{n}");
     }
+    // what is there needs no nodes either, nor what lies behind pages that are dirty
+    let allocate = FallocMode::Allocate { keep_size: false };
+    for at in 0..100 {
+        v.fallocate(&base, allocate, at * 8192, 4096).unwrap();
+    }
+    let size = v.append(&log, &[2; 512 << 10]).unwrap() + (512 << 10);
+    v.fallocate(&log, allocate, size, 64 << 10).unwrap();
+    // two writers: one fills the pages again that the other has just written out
+    std::thread::scope(|s| {
+        for _ in 0..2 {
+            s.spawn(|| (0..16).for_each(|n| assert!(v.append(&log, &[2; 1 << 20]).is_ok(), "{n}")));
+        }
+    });
     drop((base, log));
     is_whole(device, v);
 }

@@ -441,20 +441,32 @@ impl<'h> Oracle<'h> {
     fn whole_renames(&self, seen: &Seen) -> Result<(), String> {
         for (version, whiteout, link, moved) in &self.whiteouts {
             let found = |ino: &Ino| self.history.keys.get(ino).and_then(|k| seen.nodes.get(k));
-            let (made, Some(got), Some(_)) = (found(whiteout), found(moved), found(&link.0)) else { continue };
             let node = |v: usize, ino: &Ino| self.history.version(v).node(*ino);
-            let had = |v: usize| node(v, moved).is_some_and(|n| n.links.contains(link));
-            let has = self.has_name(got, link);
+            let had = |v: usize, link: &Link| node(v, moved).is_some_and(|n| n.links.contains(link));
             let since = *version..=self.newest;
-            if made.is_some() && has && !since.clone().any(had) {
+            let (made, Some(got)) = (found(whiteout), found(moved)) else {
+                let new = node(*version, moved).map(|n| &n.links).filter(|l| !l.is_empty());
+                if found(whiteout).is_some() && since.clone().all(|v| node(v, moved).map(|n| &n.links) == new) {
+                    return Err(format!("{}: a whiteout is there, and what left it is gone", show(&link.1)));
+                }
+                continue;
+            };
+            let has = self.has_name(got, link);
+            let is_dir_there = found(&link.0).is_some();
+            if made.is_some() && is_dir_there && has && !since.clone().any(|v| had(v, link)) {
                 return Err(format!("{}: a whiteout is there without the rename that made it", show(&link.1)));
             }
-            // it had the name as long as it may be of before, and the whiteout has been ever since in directories that are there
-            let before =
-                (self.bound(*moved).links.min(version - 1)..*version).all(|v| node(v, moved).is_none() || had(v));
-            let placed = |n: &Node| n.links.iter().any(|l| found(&l.0).is_some());
-            let stays = since.clone().all(|v| node(v, whiteout).is_some_and(placed));
-            if made.is_none() && !has && before && stays {
+            // The rename is there: what moved is not of before. And the whiteout has been ever since.
+            let owed = if is_dir_there {
+                let may_be = self.bound(*moved).links.min(version - 1)..*version;
+                let placed = |n: &Node| n.links.iter().any(|l| found(&l.0).is_some());
+                !has && { may_be }.all(|v| node(v, moved).is_none() || had(v, link)) && { since }
+                    .all(|v| node(v, whiteout).is_some_and(placed))
+            } else {
+                !self.before(seen, *moved, *version) && { since }
+                    .all(|v| node(v, whiteout).is_some_and(|n| n.links.contains(link)))
+            };
+            if made.is_none() && owed {
                 return Err(format!("{}: what had the name has moved, and has left no whiteout", show(&link.1)));
             }
         }

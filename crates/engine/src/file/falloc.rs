@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::quota::Charge;
 use crate::space::Class;
 use crate::types::*;
-use crate::volume::operation::{EXTENTS_OF_RECORD, Leaves, Op};
+use crate::volume::operation::{Asked, EXTENTS_OF_RECORD, Leaves, Op};
 use crate::volume::{MountedVolume, OpenFile, Volume};
 use braidfs_format::group::{SegmentKind, Temperature};
 use braidfs_format::inode::{APPEND, Extent, IMMUTABLE, NOCOW};
@@ -35,6 +35,11 @@ fn holes(f: &FileBody, first: u64, end: u64) -> Vec<(u64, u64)> {
         }
     }
     holes
+}
+
+/// Whether nothing of the range is a hole.
+fn is_allocated(st: &State, (offset, end): (u64, u64)) -> bool {
+    matches!(&st.body, Body::File(f) if holes(f, offset / PAGE, end.div_ceil(PAGE)).is_empty())
 }
 
 /// The same, but that the size stays.
@@ -218,7 +223,7 @@ impl MountedVolume {
     ) -> Result<bool> {
         let d = self.dom(c.domain);
         let zeroing = !matches!(mode, FallocMode::Allocate { .. });
-        let (mut blocks, mut asked) = (4, false);
+        let (mut blocks, mut asked) = (4, Asked::Nothing);
         let (mut op, mut st) = loop {
             // what needs new room asks for it below
             let mut op = Op::new(self);
@@ -228,13 +233,22 @@ impl MountedVolume {
                 blocks = more;
                 continue;
             }
-            if mode != FallocMode::PunchHole
-                && !std::mem::replace(&mut asked, true)
-                && op.leaves_for(c, &st, None) != Leaves::Enough
-            {
-                drop((st, op));
-                self.make_nodes(d)?;
-                continue;
+            if mode != FallocMode::PunchHole && asked != Asked::Nodes {
+                let leaves = match op.leaves_for(c, &st, None) {
+                    Leaves::Unknown | Leaves::Few if !zeroing && is_allocated(&st, (offset, end)) => Leaves::Enough,
+                    leaves => leaves,
+                };
+                if leaves == Leaves::Unknown && asked.writes_out() {
+                    drop((st, op));
+                    d.flush_cell(c)?;
+                    continue;
+                }
+                asked = Asked::Nodes;
+                if leaves != Leaves::Enough {
+                    drop((st, op));
+                    self.make_nodes(d)?;
+                    continue;
+                }
             }
             if !zeroing || op.expect_frees(c, &st) {
                 break (op, st);

@@ -15,7 +15,7 @@ use crate::quota::{self, Charge, Force};
 use crate::space::Space;
 use crate::types::*;
 use crate::volume::need::Need;
-use crate::volume::operation::{EXTENTS_OF_RECORD, Leaves, METADATA_OF_WRITE, Op};
+use crate::volume::operation::{Asked, EXTENTS_OF_RECORD, Leaves, METADATA_OF_WRITE, Op};
 use crate::volume::{MountedVolume, OpenFile, Volume};
 use braidfs_format::inode::IMMUTABLE;
 use std::ops::Range;
@@ -79,16 +79,6 @@ struct Wrote {
     bytes: usize,
     /// Dirty pages of the file afterwards; `None` where they are those of before.
     dirty: Option<usize>,
-}
-
-/// What a write has done for nodes that its file's extents may need.
-#[derive(Clone, Copy, Eq, PartialEq)]
-enum Asked {
-    Nothing,
-    /// Dirty pages were written, and count as the extents that they have become.
-    Written,
-    /// More were made, or a write that was accepted goes on without.
-    Nodes,
 }
 
 /// What became of an overwrite with the cell locked for reading.
@@ -241,7 +231,7 @@ impl MountedVolume {
         at: At,
         data: &[u8],
         blocks: u64,
-        asked: Asked,
+        mut asked: Asked,
     ) -> Result<Option<Wrote>> {
         let d = self.dom(c.domain);
         // overwriting works on a full volume; what needs new room asks for it below
@@ -255,10 +245,10 @@ impl MountedVolume {
         }
         let pages = (offset / PAGE, offset.saturating_add(data.len() as u64 - 1) / PAGE);
         let leaves = if asked == Asked::Nodes { Leaves::Enough } else { op.leaves_for(c, &st, Some(pages)) };
-        if leaves == Leaves::Unknown && asked == Asked::Nothing {
+        if leaves == Leaves::Unknown && asked.writes_out() {
             drop((st, op));
             d.flush_cell(c)?;
-            return self.write_in_operation(c, at, data, blocks, Asked::Written);
+            return self.write_in_operation(c, at, data, blocks, asked);
         }
         if leaves != Leaves::Enough {
             drop((st, op));

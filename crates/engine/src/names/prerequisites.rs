@@ -140,7 +140,7 @@ impl MountedVolume {
     }
 
     /// [`Self::commit_new_parents`] of what may be there after a crash. `alone`: none of another domain moves it.
-    fn commit_above(&self, dir: &Cell, child: &Cell, alone: bool) -> Result<()> {
+    pub(super) fn commit_above(&self, dir: &Cell, child: &Cell, alone: bool) -> Result<()> {
         let mut above: Option<Arc<Cell>> = None;
         let mut seen = std::collections::HashSet::new();
         loop {

@@ -260,7 +260,12 @@ impl MountedVolume {
             }
             self.commit_exchange(&r.src)?;
         }
-        if r.two_dirs() {
+        if r.two_dirs() && r.mode.leaves_whiteout() {
+            // else a crash leaves one of the two: the whiteout, or what had its name
+            for dir in [&r.from.dir, &r.to.dir] {
+                self.commit_above(dir, &r.src, true)?;
+            }
+        } else if r.two_dirs() {
             unwritten[0] =
                 self.commit_new_parents(&r.to.dir, &r.src, r.partner().map_or(r.src.domain, |d| d.domain))?;
             if let Some(d) = r.partner() {

@@ -37,6 +37,34 @@ pub(crate) enum Leaves {
     Few,
 }
 
+/// What an operation has done for nodes that its file's extents may need.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Asked {
+    Nothing,
+    /// Dirty pages were written, so many times, and count as the extents that they have become.
+    Written(u8),
+    /// More were made, or none can be had and the operation goes on without.
+    Nodes,
+}
+
+impl Asked {
+    /// How often dirty pages are written out for it: others may write to the file each time before it goes on.
+    const MOST: u8 = 8;
+
+    /// Whether dirty pages are to be written out, which the caller does; counted.
+    pub fn writes_out(&mut self) -> bool {
+        let times = match *self {
+            Asked::Nothing => 0,
+            Asked::Written(times) => times,
+            Asked::Nodes => Self::MOST,
+        };
+        if times < Self::MOST {
+            *self = Asked::Written(times + 1);
+        }
+        times < Self::MOST
+    }
+}
+
 /// So many names fit a record, and half of another one.
 const FEW_LINKS: usize = 16;
 

@@ -729,5 +729,36 @@ pub fn hard() -> Vec<(&'static str, Vec<Op>)> {
             "hidden over a directory, unlinked, made again",
             vec![hide("A/s", "B/k"), Op::Unlink { path: P("A/s") }, dir(P("A/s")), file(P("A/s/z")), fsync("A/s/z")],
         ),
+        (
+            // one of the two is of another domain
+            "new, moved into new directories, hidden from there",
+            vec![
+                dir(P("B/d")),
+                dir(P("B/e")),
+                file(P("A/n")),
+                file(P("A/p")),
+                mv("A/n", "B/d/n"),
+                mv("A/p", "B/e/p"),
+                hide("B/d/n", "A/m"),
+                hide("B/e/p", "A/q"),
+                commit(),
+                append("A/m", 10, 102),
+                fsync("A/m"),
+            ],
+        ),
+        (
+            "new, hidden into new directories",
+            vec![
+                dir(P("B/d")),
+                dir(P("B/e")),
+                file(P("A/n")),
+                file(P("A/p")),
+                hide("A/n", "B/d/n"),
+                hide("A/p", "B/e/p"),
+                commit(),
+                append("A/g", 10, 103),
+                fsync("A/g"),
+            ],
+        ),
     ]
 }
