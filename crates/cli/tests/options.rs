@@ -182,3 +182,42 @@ fn manual_pages_are_written() {
     assert!(page.contains(".TH") && page.contains("domains"), "{page}");
     assert!(b.path("pages/man8/braidfs.8").exists() && !b.path("pages/braidfs-man.8").exists());
 }
+
+/// Whether the page has the option, as one of its own or in the text of a command.
+fn describes(page: &str, option: &str) -> bool {
+    let tagged =
+        |line: &str| line.starts_with("\\fB") && line.contains(&format!("\\fB{}\\fR", option.replace('-', "\\-")));
+    page.lines().zip(page.lines().skip(1)).any(|(before, line)| before == ".TP" && tagged(line))
+}
+
+#[test]
+fn manual_pages_have_all_options_of_all_commands() {
+    let b = Bench::new();
+    b.run(&["man", "pages"]).ok();
+    let commands = |help: &str| -> Vec<String> {
+        let list = help.split_once("\nCommands:\n").map_or("", |(_, rest)| rest.split("\n\n").next().unwrap());
+        // a name is two columns from the left; what it does goes on further in
+        let names = list.lines().filter(|l| l.starts_with("  ") && !l.starts_with("   "));
+        names.map(|l| l.split_whitespace().next().unwrap().to_string()).filter(|name| name != "help").collect()
+    };
+    let mut nested = 0;
+    for command in commands(&b.run(&["--help"]).ok().out) {
+        let page = String::from_utf8(b.read(&format!("pages/man8/braidfs-{command}.8"))).unwrap();
+        let help = b.run(&[&command, "--help"]).ok().out;
+        let subs = commands(&help);
+        let helps = subs.iter().map(|sub| b.run(&[&command, sub, "--help"]).ok().out).chain([help.clone()]);
+        for help in helps {
+            // what they do goes on further in
+            let options = help.lines().filter(|l| l.starts_with("  -") || l.starts_with("      --"));
+            let long = options.filter_map(|l| l.split([' ', ',', '[', '=']).find(|w| w.starts_with("--")));
+            for option in long {
+                assert!(describes(&page, option), "{command}: {option}\n{page}");
+                nested += usize::from(!subs.is_empty());
+            }
+        }
+        for sub in subs {
+            assert!(page.contains(&format!("\n.SS {sub}\n")), "{command} {sub}");
+        }
+    }
+    assert!(nested > 100, "{nested}");
+}

@@ -6,7 +6,8 @@ use crate::failure::{Failure, Outcome, host_error};
 use crate::personality::HELPERS;
 use crate::text;
 use braidfs::Timestamp;
-use std::fmt::Write;
+use std::fmt::Write as _;
+use std::io::Write as _;
 use std::path::PathBuf;
 
 /// Write the manual pages, each into the directory of its section
@@ -68,7 +69,7 @@ struct Page {
 
 fn pages(root: &clap::Command) -> Vec<Page> {
     let mut pages = vec![Page { title: "braidfs".into(), sub: String::new(), command: root.clone() }];
-    for command in root.get_subcommands().filter(|s| !s.is_hide_set() && s.get_name() != "help") {
+    for command in visible(root) {
         let sub = command.get_name().to_string();
         // mount.braidfs has a page of its own
         if let Some(&(helper, _)) = HELPERS.iter().find(|h| h.1 == sub) {
@@ -94,10 +95,37 @@ impl Page {
         man.render_options_section(&mut out)?;
         if self.sub.is_empty() {
             man.render_subcommands_section(&mut out)?;
+        } else if self.command.has_subcommands() {
+            out.extend_from_slice(b".SH COMMANDS\n");
+            visible(&self.command).try_for_each(|sub| nested(sub, &mut out))?;
         }
         let help = self.command.get_after_help().map(ToString::to_string).unwrap_or_default();
         Ok(tidy(&String::from_utf8_lossy(&out)) + &man_text::sections(&self.sub, &self.title, &help))
     }
+}
+
+fn visible(of: &clap::Command) -> impl Iterator<Item = &clap::Command> {
+    of.get_subcommands().filter(|s| !s.is_hide_set() && s.get_name() != "help")
+}
+
+/// A command of a command, as a part of the page of that: what it does, how it is called, and its options but for those that all have.
+fn nested(command: &clap::Command, out: &mut Vec<u8>) -> std::io::Result<()> {
+    let everywhere = |a: &clap::Arg| a.is_global_set() || a.get_id() == "help";
+    let command = command.clone().mut_args(|a| if everywhere(&a) { a.hide(true) } else { a });
+    let man = clap_mangen::Man::new(command.clone());
+    let mut text = b".na\n".to_vec();
+    man.render_synopsis_section(&mut text)?;
+    text.extend_from_slice(b".ad\n.PP\n");
+    man.render_description_section(&mut text)?;
+    if command.get_arguments().any(|a| !a.is_hide_set()) {
+        man.render_options_section(&mut text)?;
+    }
+    writeln!(out, ".SS {}", plain(command.get_name()))?;
+    // the headings of a page, and what stands above each
+    let heading = |line: &&str| [".SH ", ".ie ", ".el "].iter().any(|h| line.starts_with(h));
+    // a line may break in an alternative of many options
+    let text = String::from_utf8_lossy(&text).replace("|\\fB", "|\\:\\fB");
+    text.lines().filter(|l| !heading(l)).try_for_each(|line| writeln!(out, "{line}"))
 }
 
 /// Leaves out line breaks beside empty lines, which say the same.
