@@ -123,7 +123,7 @@ heavy-programs:
 mount-built:
 	BRAIDFS_BIN=$(TARGET)/debug/braidfs python3 scripts/test-mount.py --jobs 2
 
-heavy-long: ## the same with ten times the work (an hour)
+heavy-long: ## the same with twenty times the crash states and ten times the model's operations (an hour)
 	BRAIDFS_CRASH_STATES=3000000 BRAIDFS_CRASH_SECONDS=3000 BRAIDFS_MODEL_OPS=400000 BRAIDFS_DAMAGE_ONE_OF=1 BRAIDFS_HARD_STEP=1 \
 		BRAIDFS_CRASH_DEEP=1 BRAIDFS_CRASH_SECOND=1 BRAIDFS_PROGRAM_SECONDS=12000 \
 		$(MAKE) --no-print-directory heavy
