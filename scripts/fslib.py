@@ -12,8 +12,10 @@ mounts every braidfs with these options first.
 """
 
 import contextlib
+import ctypes
 import errno
 import fcntl
+import functools
 import os
 import pathlib
 import pickle
@@ -534,13 +536,35 @@ def connection(point):
 
 
 CONNECTIONS = pathlib.Path("/sys/fs/fuse/connections")
+# of the kernel's interface, the same for all processors
+FSOPEN, FSCONFIG, FSMOUNT = 430, 431, 432
+FSOPEN_CLOEXEC, FSCONFIG_CMD_CREATE, FSMOUNT_CLOEXEC = 1, 6, 1
+
+
+@functools.cache
+def connections():
+    """The directory of all connections. Not every system mounts it: then it is mounted for this process alone, at no place."""
+    if not IS_ROOT or os.path.ismount(CONNECTIONS):
+        return CONNECTIONS
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(number, *args):
+        got = libc.syscall(number, *args)
+        if got < 0:
+            raise OSError(ctypes.get_errno(), f"fusectl: {os.strerror(ctypes.get_errno())}")
+        return got
+
+    made = call(FSOPEN, b"fusectl", FSOPEN_CLOEXEC)
+    try:
+        call(FSCONFIG, made, FSCONFIG_CMD_CREATE, None, None, 0)
+        return pathlib.Path("/proc/self/fd") / str(call(FSMOUNT, made, FSMOUNT_CLOEXEC, 0))
+    finally:
+        os.close(made)
 
 
 def connection_of(major, minor):
-    """As [connection], by the device's numbers. Not every system mounts what it is in by itself."""
-    if IS_ROOT and not any(CONNECTIONS.glob("*")):
-        quiet("mount", "-t", "fusectl", "fusectl", CONNECTIONS)
-    return CONNECTIONS / str(major << 20 | minor)
+    """As [connection], by the device's numbers."""
+    return connections() / str(major << 20 | minor)
 
 
 def kill_and_wait(pid, sig, seconds=20):

@@ -1,6 +1,7 @@
 """What a distribution's other parts make of a volume: udev with our rule, lsblk, /dev/disk, fstab over a reboot."""
 
 import contextlib
+import fcntl
 import os
 import pathlib
 import signal
@@ -14,11 +15,29 @@ from mount_tests.helpers import as_installed, loop_device, small_volume
 
 RULE = fslib.ROOT / "dist" / "udev" / "60-braidfs.rules.in"
 # Of a namespace's own: what udev writes, and where it puts links.
+UDEV_PLACES = [pathlib.Path(p) for p in ("/run/udev", "/dev/disk", "/dev/block", "/etc/udev/rules.d")]
 UDEV_ASIDE = (
-    "mkdir -p /run/udev /dev/disk /dev/block /etc/udev/rules.d",
     "for d in /run/udev /dev/disk /dev/block; do mount -t tmpfs tmpfs $d; done",
     "mkdir /run/udev/data",
 )
+
+
+@contextlib.contextmanager
+def udev_places():
+    """Makes what is missing of the directories that are mounted over, for one test at a time, and takes it away again."""
+    made, root = [], os.open("/", os.O_RDONLY)
+    try:
+        # a directory that another namespace has mounted over can be removed, and the mount with it
+        fcntl.flock(root, fcntl.LOCK_EX)
+        for place in [p for last in UDEV_PLACES for p in (*reversed(last.parents), last) if not p.exists()]:
+            place.mkdir(exist_ok=True)
+            made.append(place)
+        yield
+    finally:
+        for place in reversed(made):
+            with contextlib.suppress(OSError):
+                place.rmdir()
+        os.close(root)
 
 
 def rules(v):
@@ -53,7 +72,7 @@ def udev_knows_a_volume(volume, _top):
     needs_udev()
     with small_volume(volume) as v:
         v.mkfs("--domains", "2", "--force", "--label", "my disk/1")
-        with loop_device(v.image) as device:
+        with loop_device(v.image) as device, udev_places():
             code, text = as_installed(
                 v, *as_udev_does(v, device), "ls /dev/disk/by-label /dev/disk/by-uuid",
                 "echo link: $(readlink -f /dev/disk/by-uuid/*)", f"lsblk --noheadings --pairs -o FSTYPE,UUID,LABEL {device}",
@@ -73,7 +92,7 @@ def udev_takes_nothing_else_for_a_volume(volume, _top):
         with open(v.image, "r+b") as file:
             file.seek(100)
             file.write(b"\xff")
-        with loop_device(v.image) as device:
+        with loop_device(v.image) as device, udev_places():
             code, text = as_installed(v, *as_udev_does(v, device), "ls -R /dev/disk", f"grep -c '^ID_FS' {v.image}.udev || true")
             same(code, 0, f"exit code; said {text!r}")
             must("by-uuid" not in text and text.endswith("\n0\n"), f"a broken superblock is taken for a volume: {text!r}")
