@@ -50,6 +50,8 @@ fn no_volume_at_all() {
     b.run(&["fsck", "empty.img"]).fails(8, &["empty.img"]);
     all_refuse(&b, "missing.img", &["no such file"]);
     b.run(&["fsck", "missing.img"]).fails(8, &["no such file"]);
+    b.write("note.txt", "no volume");
+    all_refuse(&b, "note.txt", &["has 9 bytes, too few to hold a volume; name the right device"]);
 }
 
 #[test]

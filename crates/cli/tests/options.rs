@@ -122,7 +122,8 @@ fn mkfs_does_not_overwrite_unasked() {
 fn mount_options_are_checked() {
     let b = Bench::new();
     for (list, part) in [
-        ("bogus", "unknown"),
+        ("bogus", "unknown: leave it out; mount.braidfs(8) lists"),
+        ("errors=remount-ro", "unknown: leave it out"),
         ("data=fast", "ordered, journal or writeback"),
         ("commit=900", "1 to 300"),
         ("offset=4096", "losetup"),
@@ -131,11 +132,11 @@ fn mount_options_are_checked() {
     ] {
         b.run(&["mount", "-o", list, "vol.img", "."]).fails(1, &["option", part]);
     }
-    b.run(&["mount", "-o", "remount,ro", "."]).fails(32, &["nothing is mounted there"]);
+    b.run(&["mount", "-o", "remount,ro", "."]).fails(32, &["nothing is mounted there", "fuse.braidfs,fuseblk.braidfs"]);
     b.run(&["mount", "--commit", "0", "vol.img", "."]).code(1);
-    b.run(&["mount", "missing.img", "."]).fails(32, &["missing.img"]);
+    b.run(&["mount", "missing.img", "."]).fails(32, &["missing.img", "check the path"]);
     b.sparse("a.img", 64 << 20);
-    b.run(&["mount", "a.img", "no/such/dir"]).fails(32, &["no/such/dir"]);
+    b.run(&["mount", "a.img", "no/such/dir"]).fails(32, &["no/such/dir", "make it with mkdir"]);
     b.run(&["mount", "a.img", "a.img"]).fails(32, &["not a directory"]);
 }
 
@@ -158,7 +159,8 @@ fn helper_names_work() {
 fn umount_leaves_others_alone() {
     let b = Bench::new();
     b.run(&["umount", "/proc"]).fails(32, &["proc is mounted there, not braidfs"]);
-    b.run(&["umount", "missing"]).fails(32, &["nothing is mounted there"]);
+    b.run(&["umount", "missing"]).fails(32, &["nothing is mounted there", "fuse.braidfs,fuseblk.braidfs"]);
+    b.run(&["upgrade", "missing"]).fails(32, &["nothing is mounted there", "fuse.braidfs,fuseblk.braidfs"]);
 }
 
 #[test]
@@ -215,6 +217,9 @@ fn manual_pages_have_all_options_of_all_commands() {
                 nested += usize::from(!subs.is_empty());
             }
         }
+        // 32 is mount(8)'s and umount(8)'s own
+        let fails_as_mount = page.contains("\n\\fB0\\fR\n") && page.contains("\n\\fB32\\fR\n");
+        assert_eq!(fails_as_mount, ["mount", "umount", "upgrade"].contains(&&*command), "{command}\n{page}");
         for sub in subs {
             assert!(page.contains(&format!("\n.SS {sub}\n")), "{command} {sub}");
         }

@@ -64,7 +64,7 @@ pub enum OpenError {
         path: PathBuf,
     },
     /// Not even a block.
-    #[error("{}: has {bytes} bytes, less than a block of 4096; give a larger one", .path.display())]
+    #[error("{}: has {bytes} bytes, too few to hold a volume; name the right device", .path.display())]
     TooSmall {
         /// As it was given.
         path: PathBuf,

@@ -23,6 +23,7 @@ use braidfs_fuse::{
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::ffi::OsStr;
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
@@ -69,7 +70,7 @@ const CLAIM_WAIT: Duration = Duration::from_secs(1);
     --log-file.\n\n\
     A DEVICE may lie on an NBD server: nbd://HOST[:PORT][/EXPORT], nbd+unix:///EXPORT?socket=PATH, with \
     ?timeout=SECONDS (30), connections=N (4), lease=SECONDS or off (15): remote.md. Such a volume has one writer.\n\n\
-    The documentation lies in /usr/share/doc/braidfs, or docs/ of the sources.\n\n\
+    The documentation lies in /usr/share/doc/braidfs, in /usr/local/share where `make install` put it, or docs/ of the sources.\n\n\
     Examples:\n  braidfs mount disk.img /mnt\n  braidfs mount -o ro,noatime /dev/sdb /dev/sdc /mnt\n  \
     braidfs mount nbd://storage/vol1 /mnt           on another machine's disk\n  \
     braidfs mount -f --log debug disk.img /mnt      in the foreground\n  \
@@ -79,7 +80,7 @@ const CLAIM_WAIT: Duration = Duration::from_secs(1);
     check by itself; systemd ends a mount after 90 seconds unless told otherwise:\n  \
     LABEL=data     /data  braidfs  noatime,x-systemd.mount-timeout=1h  0 2\n  \
     /srv/disk.img  /mnt   braidfs  nofail,x-systemd.mount-timeout=1h,x-systemd.requires=braidfs-fsck@srv-disk.img.service  0 0\n\n\
-    Exit codes: 1 wrong usage, 2 system error, 32 the mount failed.")]
+    Exit codes: 0 it is mounted (with --foreground: it was, and is closed), 1 wrong usage, 2 system error, 32 the mount failed.")]
 pub struct Args {
     /// Mount options, separated by commas
     #[arg(short, long, value_name = "OPTIONS")]
@@ -123,7 +124,8 @@ pub struct Args {
 
 /// What mount(8) calls
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  mount.braidfs disk.img /mnt -o ro")]
+#[command(after_help = "Example:\n  mount.braidfs disk.img /mnt -o ro\n\n\
+    Exit codes: 0 it is mounted, 1 wrong usage, 2 system error, 32 the mount failed.")]
 pub struct HelperArgs {
     /// Devices, joined by commas
     device: PathBuf,
@@ -149,7 +151,7 @@ pub struct HelperArgs {
     fs_type: Option<String>,
     /// Options, joined by commas
     #[arg(short = 'o')]
-    options: Vec<String>,
+    pub options: Vec<String>,
 }
 
 /// Runs `braidfs mount`.
@@ -333,6 +335,9 @@ fn mount(devices: &[PathBuf], mountpoint: &Path, spec: &MountSpec, foreground: b
         Ok(_) => {
             return Err(failed(Failure::at("cannot mount on", place, "not a directory: give an existing directory")));
         }
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            return Err(failed(Failure::at("cannot mount on", place, "no such directory: make it with mkdir")));
+        }
         Err(e) => return Err(failed(Failure::at("cannot mount on", place, host_error(&e)))),
     }
     if foreground {
@@ -353,7 +358,10 @@ fn real_paths(devices: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
         if is_nbd_uri(path) {
             return Ok(path.clone());
         }
-        std::fs::canonicalize(path).map_err(|e| Failure::at("cannot mount", path.display(), host_error(&e)))
+        std::fs::canonicalize(path).map_err(|e| {
+            let check = if e.kind() == ErrorKind::NotFound { "; check the path" } else { "" };
+            Failure::at("cannot mount", path.display(), host_error(&e) + check)
+        })
     };
     open::expand(devices).iter().map(real).collect()
 }

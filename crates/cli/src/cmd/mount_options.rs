@@ -22,6 +22,9 @@ pub enum FuseBlk {
     Never,
 }
 
+/// What helps with an option that is none.
+const LISTED: &str = "mount.braidfs(8) lists those that there are";
+
 /// Everything that can be set; `None` and `default()` are the defaults.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MountSpec {
@@ -151,7 +154,7 @@ impl MountSpec {
             match self.one(option) {
                 Ok(true) => {}
                 Ok(false) if sloppy => {}
-                Ok(false) => return Err(format!("option `{option}`: unknown: see mount.braidfs(8)")),
+                Ok(false) => return Err(format!("option `{option}`: unknown: leave it out; {LISTED}")),
                 Err(why) => return Err(format!("option `{option}`: {why}")),
             }
         }

@@ -5,7 +5,7 @@
 //! back all that it holds; then the server closes the volume for changes. To writable the other way round.
 
 use crate::cmd::mount_options::MountSpec;
-use crate::cmd::umount::{is_braidfs, tenants_of};
+use crate::cmd::umount::{NOT_MOUNTED, is_braidfs, tenants_of};
 use crate::failure::{Failure, Outcome, host_error, mount_code};
 use crate::mountinfo::{self, Mount};
 use braidfs::Remount;
@@ -41,7 +41,7 @@ fn now(mount: &Mount) -> [String; 2] {
 fn find(mountpoint: &Path) -> Result<Mount, Failure> {
     let target = mountinfo::absolute(mountpoint);
     let fail = |why: &str| Failure::at("cannot remount", target.display(), why).with_code(mount_code::FAILED);
-    let mount = mountinfo::at(&target).ok_or_else(|| fail("nothing is mounted there"))?;
+    let mount = mountinfo::at(&target).ok_or_else(|| fail(NOT_MOUNTED))?;
     if !is_braidfs(&mount) {
         return Err(fail(&format!("{} is mounted there, not braidfs", mount.kind)));
     }

@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  braidfs umount /mnt\n\n\
     When it returns with 0, everything is on the devices and they can be taken away, unless the volume or a tenant of it is \
-    mounted elsewhere, too.")]
+    mounted elsewhere, too.\n\n\
+    Exit codes: 0 unmounted and closed (with --lazy: detached), 1 wrong usage, 32 it failed.")]
 pub struct Args {
     /// Detach it now, close it when it is no longer used; does not wait
     #[arg(short, long)]
@@ -44,6 +45,9 @@ pub struct Args {
     mountpoint: PathBuf,
 }
 
+/// Why nothing can be done with what is no mount point.
+pub const NOT_MOUNTED: &str = "nothing is mounted there: `findmnt -t fuse.braidfs,fuseblk.braidfs` lists what is";
+
 pub fn run(args: &Args) -> Outcome {
     run_checked(args).map_err(|f| f.with_code(mount_code::FAILED))
 }
@@ -52,7 +56,7 @@ fn run_checked(args: &Args) -> Outcome {
     let target = mountinfo::absolute(&args.mountpoint);
     let show = target.display();
     let Some(mount) = mountinfo::at(&target) else {
-        return Err(Failure::at("cannot unmount", &show, "nothing is mounted there: see `findmnt -t fuse.braidfs`"));
+        return Err(Failure::at("cannot unmount", &show, NOT_MOUNTED));
     };
     if !is_braidfs(&mount) {
         let why = format!("{} is mounted there, not braidfs: use umount", mount.kind);

@@ -1,6 +1,6 @@
 //! `braidfs upgrade`: a mount goes on with another program, without an unmount.
 
-use crate::cmd::umount::is_braidfs;
+use crate::cmd::umount::{NOT_MOUNTED, is_braidfs};
 use crate::failure::{Failure, Outcome, host_error, mount_code};
 use crate::mountinfo::{self, Mount};
 use braidfs_fuse::control;
@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
     which is said.\n\n\
     Not of a mount whose requests come through io_uring (see `braidfs mount --help`, transport=), of one that was \
     mounted read-only and made writable since, nor while a scrub of it runs: the command says why, and nothing happens. \
-    mounted.md in /usr/share/doc/braidfs (docs/ of the sources) has the rest."
+    mounted.md in /usr/share/doc/braidfs (or /usr/local/share, or docs/ of the sources) has the rest."
 )]
 pub struct Args {
     /// The program that is to serve [default: the one of this command]
@@ -46,7 +46,7 @@ pub fn run(args: &Args) -> Outcome {
     let target = mountinfo::absolute(&args.mountpoint);
     let show = target.display();
     let fail = |why: &str| Failure::at("cannot upgrade", &show, why).with_code(mount_code::FAILED);
-    let mount = mountinfo::at(&target).ok_or_else(|| fail("nothing is mounted there"))?;
+    let mount = mountinfo::at(&target).ok_or_else(|| fail(NOT_MOUNTED))?;
     if !is_braidfs(&mount) {
         return Err(fail(&format!("{} is mounted there, not braidfs", mount.kind)));
     }

@@ -202,7 +202,7 @@ impl NbdDevice {
             return Err(NbdError::Refused { uri: text, why });
         }
         if export.bytes < BLOCK_BYTES as u64 {
-            let why = format!("has {} bytes, less than a block of 4096; give a larger one", export.bytes);
+            let why = format!("has {} bytes, too few to hold a volume; name the right export", export.bytes);
             return Err(NbdError::Refused { uri: text, why });
         }
         let links: Vec<_> = links.into_iter().map(Link::new).collect();
