@@ -43,7 +43,7 @@ UDEV_RULE := $(DESTDIR)$(LIBDIR)/udev/rules.d/60-braidfs.rules
 UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service braidfs@.service)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy doc api unit heavy heavy-programs mount-built heavy-long semver top-picture dashboard-picture watch-cost watch-instructions request-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million ten-million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps deps-test lib wheel python python-built python-unit install install-lib uninstall deb deb-test deb-test-built dist blkid-test recovery-bench figures lock-waits times postgres-rates sync-bench resize-kill device-kill tenant-kill tenant-set-kill tenant-rates supervise-kills supervise-peers upgrade-rounds upgrade-peers upgrade-from small-files dist-test clean
+.PHONY: help build demo bench test fmt clippy doc api unit heavy heavy-programs mount-built heavy-long semver as-built lib-as-built top-picture dashboard-picture watch-cost watch-instructions request-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million ten-million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps deps-test lib wheel python python-built python-unit install install-lib uninstall deb deb-test deb-test-built dist blkid-test recovery-bench figures lock-waits times postgres-rates sync-bench resize-kill device-kill tenant-kill tenant-set-kill tenant-rates supervise-kills supervise-peers upgrade-rounds upgrade-peers upgrade-from small-files dist-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -304,7 +304,18 @@ deps: ## checks for needed commands, installs them when root
 deps-test: ## the same, and what some tests need, which skip without
 	@scripts/deps.sh --tests
 
-install: build ## the binary, helpers for mount(8) and fsck(8), man pages, documentation, completions, udev rule, systemd units
+# Whoever is root may have no cargo, which rustup gives to one user: then what that user has built is installed.
+HAVE_CARGO := $(shell command -v $(firstword $(CARGO)))
+REPOSITORY := $(shell sed -n 's/^repository = "\(.*\)"/\1/p' Cargo.toml)
+
+as-built: NEEDED = $(BUILT)
+lib-as-built: NEEDED = $(TARGET)/release/libbraidfs_c.so
+as-built lib-as-built:
+	@[ -e $(NEEDED) ] || { echo "install: $(NEEDED) is not there, and $(firstword $(CARGO)) is not in the path of $$(id -un):" \
+		"run \`make $(if $(filter lib%,$@),lib,build)\` as a user who has it, then this again" >&2; exit 1; }
+	@echo "install: $(firstword $(CARGO)) is not in the path of $$(id -un), so nothing is built: $(NEEDED) of $$(date -r $(NEEDED) '+%F %R') is installed"
+
+install: $(if $(HAVE_CARGO),build,as-built) ## the binary, helpers for mount(8) and fsck(8), man pages, documentation, completions, udev rule, systemd units
 	install -D -m 755 $(BUILT) $(DESTDIR)$(PREFIX)/bin/braidfs
 	install -d $(DESTDIR)$(SBINDIR) $(BASH_COMPLETIONS) $(ZSH_COMPLETIONS) $(FISH_COMPLETIONS) $(dir $(UDEV_RULE) $(UNITS))
 	for name in $(HELPERS); do ln -sf $(PREFIX)/bin/braidfs $(DESTDIR)$(SBINDIR)/$$name; done
@@ -322,8 +333,9 @@ install: build ## the binary, helpers for mount(8) and fsck(8), man pages, docum
 	install -d $(DOC)/tutorials
 	install -m 644 docs/*.md docs/*.svg $(DOC)
 	install -m 644 docs/tutorials/*.md $(DOC)/tutorials
+	sed -i 's|](\.\./|]($(REPOSITORY)/blob/HEAD/|g' $(patsubst docs/%,$(DOC)/%,$(wildcard docs/*.md)) # to what is not installed
 
-install-lib: lib ## the C library, its header, and what pkg-config says of it
+install-lib: $(if $(HAVE_CARGO),lib,lib-as-built) ## the C library, its header, and what pkg-config says of it
 	install -D -m 755 -s $(TARGET)/release/libbraidfs_c.so $(LIB)/$(SONAME)
 	ln -sf $(SONAME) $(LIB)/libbraidfs.so
 	install -m 644 $(TARGET)/release/libbraidfs_c.a $(LIB)/libbraidfs.a && strip -g $(LIB)/libbraidfs.a

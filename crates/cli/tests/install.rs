@@ -1,7 +1,7 @@
 //! What `make install` puts where, and that the manual pages are found, read well, and go away again.
 
 mod common;
-use common::{Bench, run};
+use common::{Bench, Run, run};
 use std::io::{Write as _, stderr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -41,19 +41,28 @@ fn missing(program: &str) -> bool {
     missing
 }
 
-/// Runs a target of the Makefile, which would build first, on the binary of this test.
+/// Runs a target of the Makefile on the binary of this test, which is where `cargo build` puts that.
+fn make_with(bench: &Bench, target: &str, cargo: &str) -> Run {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut command = Command::new("make");
+    command.args(["--no-print-directory", "--assume-old=build", target, "PREFIX=/usr"]).current_dir(root);
+    command.arg(format!("DESTDIR={}", bench.path("root").display())).env("CARGO_TARGET_DIR", bench.path("target"));
+    command.arg(format!("CARGO={cargo}")).env_remove("MAKEFLAGS");
+    run(&mut command)
+}
+
+/// Such a target, which would build first.
 fn make(bench: &Bench, target: &str) {
+    built(bench);
+    make_with(bench, target, env!("CARGO")).ok();
+}
+
+fn built(bench: &Bench) {
     let release = bench.path("target/release");
     if !release.exists() {
         std::fs::create_dir_all(&release).unwrap();
         std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_braidfs"), release.join("braidfs")).unwrap();
     }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let mut command = Command::new("make");
-    command.args(["--no-print-directory", "--assume-old=build", target, "PREFIX=/usr"]).current_dir(root);
-    command.arg(format!("DESTDIR={}", bench.path("root").display())).env("CARGO_TARGET_DIR", bench.path("target"));
-    command.env_remove("MAKEFLAGS");
-    run(&mut command).ok();
 }
 
 /// All files and links below `dir`.
@@ -99,11 +108,37 @@ fn pages_are_installed_found_and_removed() {
             assert!(table.contains(option), "{option} is missing:\n{table}");
         }
     }
+    let docs = files(&b.path("root/usr/share/doc/braidfs"));
+    for page in
+        docs.iter().filter(|p| p.extension().is_some_and(|e| e == "md") && !p.to_string_lossy().contains("tutorials"))
+    {
+        let text = std::fs::read_to_string(page).unwrap();
+        assert!(!text.contains("](../"), "{}: a link to what is not installed", page.display());
+    }
     make(&b, "uninstall");
     assert!(!b.path("root/usr/bin/braidfs").exists() && !b.path("root/sbin/mount.braidfs").exists());
     let root = b.path("root");
     let left: Vec<_> = files(&root).into_iter().map(|p| p.strip_prefix(&root).unwrap().to_path_buf()).collect();
     assert_eq!(left, [Path::new("usr/share/man/man8/other.8")]);
+}
+
+#[test]
+fn root_installs_what_a_user_built() {
+    if missing("make") {
+        return;
+    }
+    let b = Bench::new();
+    let install = || make_with(&b, "install", "no-such-cargo");
+    let refused = install().code(2);
+    assert!(
+        refused.err.contains("no-such-cargo is not in the path") && refused.err.contains("run `make build`"),
+        "{refused:?}"
+    );
+    assert!(!b.path("root").exists());
+    built(&b);
+    let said = install().ok();
+    assert!(said.out.contains("so nothing is built"), "{said:?}");
+    assert!(b.path("root/usr/bin/braidfs").exists() && b.path("root/sbin/mount.braidfs").symlink_metadata().is_ok());
 }
 
 #[test]
