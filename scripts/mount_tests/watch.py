@@ -1,5 +1,6 @@
 """What a mount tells of itself: `braidfs top` as text, and what `braidfs stats --json` says of latencies, domains, cache, processes."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -10,11 +11,12 @@ import signal
 import socket
 import struct
 import subprocess
+import tempfile
 import termios
 import threading
 import time
 
-from fslib import run
+from fslib import Failed, run
 from mount_tests.common import as_nobody, check, daemon_only, must, same
 from mount_tests.helpers import small_volume
 
@@ -118,6 +120,14 @@ def top_gives_its_terminal_back(volume, _top):
         v.umount()
 
 
+def write_slowly(v):
+    """A file with an fsync, which takes longer than a millisecond."""
+    with open(v.mnt / "f", "wb") as f:
+        f.write(os.urandom(8 << 20))
+        f.flush()
+        os.fsync(f.fileno())
+
+
 @check(seconds=30)
 def slow_operations_are_logged(volume, _top):
     daemon_only(volume)
@@ -126,16 +136,45 @@ def slow_operations_are_logged(volume, _top):
         for limit, wanted in ("1", True), ("600000", False), ("0", False):
             log.unlink(missing_ok=True)
             run(v.binary, "--log-file", log, "--log", "debug", "mount", "-o", f"slow={limit}", v.image, v.mnt)
-            with open(v.mnt / "f", "wb") as f:
-                f.write(os.urandom(8 << 20))
-                f.flush()
-                os.fsync(f.fileno())
+            write_slowly(v)
             v.umount()
             text = log.read_text()
             slow = [line for line in text.splitlines() if "slow operation" in line]
             same(bool(slow), wanted, f"slow={limit}: {text}")
             must("commit{domain=" in text and "close time.busy=" in text, f"commits are spans: {text}")
         log.unlink()
+
+
+@check(seconds=30)
+def warnings_of_a_mount_in_the_background_go_to_the_systems_log(volume, _top):
+    daemon_only(volume)
+    with small_volume(volume) as v, tempfile.TemporaryDirectory() as place, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as system:
+        system.bind(f"{place}/log")
+        system.settimeout(10)
+        env = {**os.environ, "BRAIDFS_SYSLOG": f"{place}/log"}
+        run(v.binary, "mount", "-o", "slow=1", v.image, v.mnt, env=env)
+        pid = v.daemon()
+        write_slowly(v)
+        said = system.recv(4096).decode()
+        must(said.startswith(f"<28>braidfs[{pid}]: WARN slow operation") and "\n" not in said, f"a line of the system's log: {said!r}")
+        v.umount()
+        # all into the file that an option names, and nothing there
+        system.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while system.recv(4096):
+                pass
+        log = v.image.with_suffix(".log")
+        run(v.binary, "mount", "-o", f"slow=1,log={log}", v.image, v.mnt, env=env)
+        write_slowly(v)
+        v.umount()
+        text = log.read_text()
+        must("slow operation" in text and " INFO " in text, f"the file: {text!r}")
+        with contextlib.suppress(BlockingIOError):
+            raise Failed(f"the system's log, too: {system.recv(4096)!r}")
+        log.unlink()
+        # a system without a log
+        run(v.binary, "mount", "-o", "slow=1", v.image, v.mnt, env={**env, "BRAIDFS_SYSLOG": f"{place}/none"})
+        write_slowly(v)
 
 
 @check(seconds=30)

@@ -1,6 +1,7 @@
 //! Where the log goes and how much of it.
 
 use crate::failure::{Failure, host_error};
+use crate::system_log::Lines;
 use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io::IsTerminal;
@@ -16,12 +17,17 @@ pub struct LogArgs {
     /// [default: warn; of a mount in the foreground, or with --log-file: info; fsck: error]
     #[arg(long = "log", value_name = "LEVEL", env = "BRAIDFS_LOG", global = true)]
     level: Option<String>,
-    /// Log into this file (appended to) rather than to the terminal; a mount in the background needs it
+    /// Log into this file (appended to) rather than to the terminal or, of a mount in the background, to the system's log
     #[arg(long, value_name = "FILE", env = "BRAIDFS_LOG_FILE", global = true)]
     log_file: Option<PathBuf>,
 }
 
 impl LogArgs {
+    /// Has it go into the file that the options of a mount name, if they do.
+    pub fn prefer(&mut self, file: Option<PathBuf>) {
+        self.log_file = file.or(self.log_file.take());
+    }
+
     /// It goes into a file.
     pub fn to_file(&self) -> bool {
         self.log_file.is_some()
@@ -44,11 +50,11 @@ pub struct Codes {
     pub file: u8,
 }
 
-/// Sets up logging for the process.
+/// Sets up logging for the process; one that goes into the `background` logs there by the system.
 ///
 /// # Errors
 /// A level that is none, a file that cannot be opened.
-pub fn start(args: &LogArgs, default: &str, codes: &Codes) -> Result<(), Failure> {
+pub fn start(args: &LogArgs, default: &str, codes: &Codes, background: bool) -> Result<(), Failure> {
     let level = args.level.as_deref().unwrap_or(default);
     let mut same: Vec<OsString> = vec!["--log".into(), level.into()];
     if let Some(file) = &args.log_file {
@@ -69,6 +75,9 @@ pub fn start(args: &LogArgs, default: &str, codes: &Codes) -> Result<(), Failure
                 Failure::at("cannot open the log file", path.display(), host_error(&e)).with_code(codes.file)
             })?;
             subscriber.with_ansi(false).with_writer(Mutex::new(file)).init();
+        }
+        None if background => {
+            subscriber.without_time().with_target(false).with_ansi(false).with_writer(Lines::new()).init();
         }
         None => {
             let terminal = std::io::stderr().is_terminal();

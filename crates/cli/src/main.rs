@@ -13,10 +13,12 @@ mod notify;
 mod open;
 mod personality;
 mod probe;
+mod system_log;
 mod text;
 mod tree;
 
 use clap::{CommandFactory, Parser};
+use cmd::mount_options::log_file;
 use failure::{Outcome, fsck_code, mount_code};
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -88,13 +90,22 @@ enum Command {
 
 fn main() -> ExitCode {
     let args = personality::rewrite(std::env::args_os().collect());
-    let cli = match Cli::try_parse_from(&args) {
+    let mut cli = match Cli::try_parse_from(&args) {
         Ok(cli) => cli,
         Err(e) => {
             // Printing fails only where nobody reads.
             let _ = e.print();
             return if e.use_stderr() { usage_code(&args).into() } else { ExitCode::SUCCESS };
         }
+    };
+    cli.log.prefer(match &cli.command {
+        Command::Mount(a) => log_file(&a.options),
+        Command::MountHelper(a) => log_file(&a.options),
+        _ => None,
+    });
+    let background = match &cli.command {
+        Command::Mount(a) => !a.foreground,
+        command => matches!(command, Command::MountHelper(_)),
     };
     let level = match &cli.command {
         // A mount in the background says nothing where all is well.
@@ -112,7 +123,7 @@ fn main() -> ExitCode {
         }
         _ => log::Codes { usage: 1, file: 1 },
     };
-    let outcome = log::start(&cli.log, level, &codes).and_then(|()| run(cli.command));
+    let outcome = log::start(&cli.log, level, &codes, background).and_then(|()| run(cli.command));
     match outcome {
         Ok(code) => code.into(),
         Err(failure) => {

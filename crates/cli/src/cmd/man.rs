@@ -258,6 +258,11 @@ number is); the mount, and an unmount, may take longer than the 90 seconds after
 /srv/disk.img  /mnt  braidfs  nofail,x\-systemd.mount\-timeout=1h,x\-systemd.requires=braidfs\-fsck@srv\-disk.img.service  0 0
 .EE
 .RE
+.SH LOG
+Warnings and errors of the process in the background go to the system's log, as \fBbraidfs\fR: journalctl \-t braidfs shows them.
+With the option \fBlog=\fR, or \fIBRAIDFS_LOG_FILE\fR in the environment (of a unit for the mount, say), more of it goes into that
+file instead. \fIBRAIDFS_LOG\fR is the level: error, warn, info, debug or trace. \fIBRAIDFS_SYSLOG\fR is the socket of the
+system's log, in place of \fI/dev/log\fR; where it is empty nothing goes there.
 .SH EXIT STATUS
 0: it is mounted. 1: wrong usage, an option that is unknown or refused. 2: a system error. 32: the mount failed.
 .SH EXAMPLES

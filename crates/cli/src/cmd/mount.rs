@@ -46,7 +46,7 @@ const CLAIM_WAIT: Duration = Duration::from_secs(1);
     dev nodev exec noexec nosymfollow allow_other commit=SECONDS data=MODE overwrite=HOW\n  \
     cache=SIZE cache=back cache=through threads=N fuseblk=WHEN latency=WHAT transport=HOW\n  \
     metrics=WHERE slow=MS discard nodiscard nodefrag fileflags private user_xattr\n  \
-    supervise[=TIMES/SECONDS] tenant=NAME numa=HOW\n\
+    supervise[=TIMES/SECONDS] tenant=NAME numa=HOW log=FILE\n\
     mount.braidfs(8) has the table of all, and what a remount does with each.\n\n\
     discard: free space of 2 MiB and more is discarded (TRIM, hole punch) as it becomes free; without it, fstrim does \
     that when it is called.\n\n\
@@ -66,8 +66,9 @@ const CLAIM_WAIT: Duration = Duration::from_secs(1);
     nothing; dev: /dev/fuse. The log says which and why.\n\n\
     supervise: a parent waits for the process that serves the mount. If that dies (a crash, kill -9), the parent mounts \
     anew at the same place, unless it has died more than TIMES times within SECONDS (5/600). umount ends both, and so \
-    does SIGTERM to either. Files that were open stay dead (ENOTCONN): see mounted.md. The log tells of it, so use \
-    --log-file.\n\n\
+    does SIGTERM to either. Files that were open stay dead (ENOTCONN): see mounted.md. The log tells of it.\n\n\
+    Warnings and errors of a mount in the background go to the system's log (journalctl -t braidfs); with --log-file, or log=, all goes \
+    into that file.\n\n\
     A DEVICE may lie on an NBD server: nbd://HOST[:PORT][/EXPORT], nbd+unix:///EXPORT?socket=PATH, with \
     ?timeout=SECONDS (30), connections=N (4), lease=SECONDS or off (15): remote.md. Such a volume has one writer.\n\n\
     The documentation lies in /usr/share/doc/braidfs, in /usr/local/share where `make install` put it, or docs/ of the sources.\n\n\

@@ -7,7 +7,14 @@ use braidfs::{AtimeMode, DataMode, Overwrite, Remount};
 use braidfs_fuse::control::TenantMount;
 use braidfs_fuse::watch::MetricsAt;
 use braidfs_fuse::{Cache, Latency, Limit, MountConfig, Profile, Transport};
+use std::path::PathBuf;
 use std::time::Duration;
+
+/// Where the log goes by options of a mount (`log=`): the last one counts.
+pub fn log_file(lists: &[String]) -> Option<PathBuf> {
+    let options = lists.iter().flat_map(|list| list.split(','));
+    options.filter_map(|o| o.strip_prefix("log=")).rfind(|file| !file.is_empty()).map(PathBuf::from)
+}
 
 /// When to mount through a block device (`fuseblk`), which makes `umount` wait and `sync` work as in a kernel file
 /// system, but needs root.
@@ -170,6 +177,8 @@ impl MountSpec {
         let need = || value.filter(|v| !v.is_empty()).ok_or_else(|| format!("needs a value: {name}=…"));
         match name {
             "commit" => self.commit = parse_commit(need()?)?,
+            // taken before the options are looked at
+            "log" => _ = need()?,
             "data" => self.data = Some(parse_data(need()?)?),
             "cache" => match need()? {
                 "back" => self.write_cache = Cache::Back,
@@ -484,6 +493,14 @@ mod tests {
         let s = spec("rw,nosuid,relatime,user_id=0,group_id=0,default_permissions,allow_other,blksize=4096,remount,ro");
         assert!(s.is_ok_and(|s| s.remount && s.read_only));
         assert!(spec("rw,user_id=0").unwrap_err().contains("user_id=0"));
+    }
+
+    #[test]
+    fn the_last_log_file_counts() {
+        let of = |lists: &[&str]| log_file(&lists.iter().map(|l| (*l).to_string()).collect::<Vec<_>>());
+        assert_eq!(of(&["ro,log=/a,noatime", "log=/b"]), Some("/b".into()));
+        assert_eq!((of(&["ro", "log="]), of(&[])), (None, None));
+        assert!(spec("log=/a").is_ok() && spec("log=").is_err());
     }
 
     #[test]

@@ -210,6 +210,13 @@ pub const TABLE: &[Row] = &[
         "Requests that take longer than so many milliseconds are logged, with where their time went; 0, the default: none are.",
     ),
     row(
+        &["log=/var/log/braidfs.log"],
+        How::Taken,
+        Again::Ignored,
+        "Log into this file, as the option --log-file of braidfs-mount(8). Without it warnings and errors of a mount in the background \
+         go to the system's log, as braidfs.",
+    ),
+    row(
         &["tenant=web"],
         How::Taken,
         Again::Ignored,
