@@ -1,7 +1,8 @@
 //! Inodes are used up, and commits need more nodes: for extents, for names, for attributes. No domain fails for that.
 
 use braidfs::{
-    Cred, Error, FallocMode, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, SetAttr, Volume, XattrMode, mkfs,
+    Cred, DeviceSet, Error, FallocMode, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, SetAttr, TenantBudget,
+    Volume, XattrMode, mkfs,
 };
 use braidfs_device::{Device, MemDevice};
 use std::sync::Arc;
@@ -248,4 +249,68 @@ fn what_needs_no_nodes_is_written() {
     });
     drop((base, log));
     is_whole(device, v);
+}
+
+/// A volume on two devices of so many MiB.
+fn on_two_devices(mib: [u64; 2]) -> (Vec<Arc<dyn Device>>, Volume) {
+    let devices: Vec<Arc<dyn Device>> = mib.iter().map(|n| Arc::new(MemDevice::new(n * 256)) as _).collect();
+    let o = MkfsOptions { domains: Some(1), group_bytes: Some(4 << 20), ..MkfsOptions::default() };
+    mkfs::format(&devices, &o).unwrap();
+    let options = MountOptions { background: false, ..MountOptions::default() };
+    let v = Volume::mount(devices.clone(), options).unwrap();
+    (devices, v)
+}
+
+fn all_are_whole(devices: &[Arc<dyn Device>], v: Volume) {
+    assert!(v.domains().iter().all(|d| d.failed.is_none()), "{:?}", v.domains());
+    v.unmount().unwrap();
+    let how = braidfs_check::FsckOptions { repair: false, force: true };
+    let found = braidfs_check::check(devices, &how, &braidfs::JournalReplay, &|_, _, _| {}).unwrap().findings;
+    assert_eq!(found, vec![]);
+}
+
+/// All groups of the domain are on a device that is drained, and the commit that settles what was done before needs nodes: no
+/// number is given out there any more, and none can be had elsewhere within a commit.
+#[test]
+fn a_drain_of_all_that_a_domain_has() {
+    let (devices, v) = on_two_devices([64; 2]);
+    let f = create(&v, InodeNo::ROOT, "f").unwrap();
+    v.sync().unwrap();
+    v.setxattr(f, b"user.long", &[7; 8 << 10], XattrMode::Set).unwrap();
+    v.drain_device(0, &|_, _| true).unwrap();
+    v.sync().unwrap();
+    assert_eq!(v.getxattr(f, b"user.long").unwrap(), [7; 8 << 10]);
+    // what comes now has its numbers on the other device
+    let late = create(&v, InodeNo::ROOT, "late").unwrap();
+    v.setxattr(late, b"user.long", &[8; 8 << 10], XattrMode::Set).unwrap();
+    v.sync().unwrap();
+    all_are_whole(&devices, v);
+}
+
+/// The same of a tenant that may use but the other device from now on, on which another one has all that there is.
+#[test]
+fn a_tenant_is_kept_off_all_that_its_domain_has() {
+    let (devices, v) = on_two_devices([64, 16]);
+    let on = |n| TenantBudget { devices: DeviceSet::of([n]).unwrap(), ..TenantBudget::default() };
+    let tenant = |name: &str, budget| {
+        v.tenant_create(InodeNo::ROOT, name.as_bytes(), 0o755, name, budget, &Cred::root()).unwrap().root
+    };
+    let (t, other) = (tenant("t", on(0)), tenant("other", on(1)));
+    let f = create(&v, t, "f").unwrap();
+    let large = v.open(create(&v, other, "large").unwrap()).unwrap();
+    let mut end = 0;
+    while let Ok(n) = v.write(&large, end, &[1; 1 << 16]) {
+        end += n as u64;
+    }
+    v.sync().unwrap();
+    v.setxattr(f, b"user.long", &[7; 8 << 10], XattrMode::Set).unwrap();
+    v.tenant_change("t", |b| *b = on(1)).unwrap();
+    v.sync().unwrap();
+    // what the other one gives up is claimed, and it moves
+    drop(large);
+    v.unlink(other, b"large").unwrap();
+    v.sync().unwrap();
+    v.tenant_move("t", &|_, _| true).unwrap();
+    assert_eq!(v.getxattr(f, b"user.long").unwrap(), [7; 8 << 10]);
+    all_are_whole(&devices, v);
 }

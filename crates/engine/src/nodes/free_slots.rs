@@ -12,6 +12,23 @@ use braidfs_format::node::{NodeEntry, OVERFLOW};
 use braidfs_format::{BLOCK_BYTES, NodeId};
 use std::sync::atomic::Ordering::Relaxed;
 
+/// For what a slot is, and so where it may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum For {
+    /// An inode, or any other node as long as there is such a slot.
+    Inode,
+    /// An overflow node: also one of the reserve.
+    Overflow,
+    /// An overflow node for which there is none elsewhere: also one of a group of which none is given out for the time being.
+    LastOverflow,
+}
+
+impl For {
+    fn may_have(self, group: &NodeGroup) -> bool {
+        self == Self::LastOverflow || !group.kept.load(Relaxed)
+    }
+}
+
 /// Nodes that an inode needs at most beside its record for its attributes (64 KiB); its extents and names seldom need more.
 const NODES_OF_INODE: u64 = 20;
 
@@ -88,7 +105,7 @@ impl NodeTable {
     /// # Errors
     /// Of the device, or `Corrupt`.
     pub fn alloc(&self, near: Option<NodeId>) -> Result<Option<(NodeId, u32)>> {
-        let taken = self.alloc_slot(near, true);
+        let taken = self.alloc_slot(near, For::Inode);
         if matches!(taken, Ok(None)) {
             self.few.store(true, Relaxed);
         }
@@ -97,18 +114,20 @@ impl NodeTable {
     }
 
     /// [`Self::alloc`] for a node that holds what the record of an inode has no room for; where there is no other slot one of
-    /// the reserve.
+    /// the reserve, and at last one of a group that is kept ([`Self::keep_group`]): a commit that finds none fails its domain,
+    /// and what has been promised to it counts these slots.
     ///
     /// # Errors
     /// As [`Self::alloc`].
     pub fn alloc_overflow(&self, near: NodeId) -> Result<Option<(NodeId, u32)>> {
-        let taken = match self.alloc_slot(Some(near), true) {
-            Ok(None) => {
-                self.few.store(true, Relaxed);
-                self.alloc_slot(Some(near), false)
-            }
-            other => other,
-        };
+        let mut taken = self.alloc_slot(Some(near), For::Inode);
+        if matches!(taken, Ok(None)) {
+            self.few.store(true, Relaxed);
+            taken = self.alloc_slot(Some(near), For::Overflow);
+        }
+        if matches!(taken, Ok(None)) {
+            taken = self.alloc_slot(Some(near), For::LastOverflow);
+        }
         self.evict_entries();
         taken
     }
@@ -145,11 +164,12 @@ impl NodeTable {
         self.free().saturating_sub(self.kept_free()).saturating_sub(self.reserve())
     }
 
-    fn alloc_slot(&self, near: Option<NodeId>, inode: bool) -> Result<Option<(NodeId, u32)>> {
+    fn alloc_slot(&self, near: Option<NodeId>, what: For) -> Result<Option<(NodeId, u32)>> {
+        let inode = what == For::Inode;
         let mut cursor = self.cursors.mine().lock();
         let behind = near.and_then(|near| self.go_near(&mut cursor, near));
         if let Some((group, index)) = &cursor.at
-            && let Some(taken) = self.take_in(group, *index, behind, inode)?
+            && let Some(taken) = self.take_in(group, *index, behind, what)?
         {
             return Ok(Some(taken));
         }
@@ -160,7 +180,7 @@ impl NodeTable {
         let order = || groups[start..].iter().chain(&groups[..start]);
         // First a table block that no other cursor is in, then any.
         for share in [false, true] {
-            for group in order().filter(|g| !g.kept.load(Relaxed)) {
+            for group in order().filter(|g| what.may_have(g)) {
                 let first = if group.number == from.0 { from.1 } else { 0 };
                 for index in (first..group.len()).chain(0..first) {
                     let claimed = &group.claimed[index as usize];
@@ -173,7 +193,7 @@ impl NodeTable {
                     if !share && claimed.swap(true, Relaxed) {
                         continue;
                     }
-                    match self.take_in(group, index, None, inode) {
+                    match self.take_in(group, index, None, what) {
                         Ok(Some(taken)) => {
                             if !share {
                                 cursor.at = Some((group.clone(), index));
@@ -216,17 +236,17 @@ impl NodeTable {
         Some(slot + 1)
     }
 
-    fn take_in(&self, group: &NodeGroup, index: u32, from: Option<u32>, inode: bool) -> Result<Option<(NodeId, u32)>> {
+    fn take_in(&self, group: &NodeGroup, index: u32, from: Option<u32>, what: For) -> Result<Option<(NodeId, u32)>> {
         if group.blocks[index as usize].free.load(Relaxed) == 0 {
             return Ok(None);
         }
         self.with_block(group, index, |block| {
             // asked under the block's lock, before it is read: it may be another domain's by now
-            if group.closed.load(Relaxed) || group.kept.load(Relaxed) {
+            if group.closed.load(Relaxed) || !what.may_have(group) {
                 return Ok(None);
             }
             block.entries(self.tables(), group, index)?;
-            let end = if inode { group.inodes_end(index) } else { NODES_PER_BLOCK };
+            let end = if what == For::Inode { group.inodes_end(index) } else { NODES_PER_BLOCK };
             let Some(slot) = block.find(from.unwrap_or(block.next), end) else { return Ok(None) };
             let old = block.entries(self.tables(), group, index)?[slot as usize].generation;
             block.set_taken(slot, true);

@@ -37,7 +37,8 @@ impl NodeTable {
         }
     }
 
-    /// Has no slot of group `number` given out for the time being (`true`), or again.
+    /// Has no slot of group `number` given out for the time being (`true`), but to a commit that finds none elsewhere
+    /// ([`Self::alloc_overflow`]); or again.
     pub(crate) fn keep_group(&self, number: u32, kept: bool) {
         let Some(group) = self.group(number) else { return };
         group.kept.store(kept, Relaxed);
@@ -45,7 +46,7 @@ impl NodeTable {
         group.blocks.iter().for_each(|b| drop(b.state.lock()));
     }
 
-    /// Free slots of groups of which none is given out.
+    /// Free slots of groups of which none is given out to an inode.
     pub(crate) fn kept_free(&self) -> u64 {
         let groups: Vec<_> = self.groups.read().values().filter(|g| g.kept.load(Relaxed)).cloned().collect();
         let free = |g: &Arc<NodeGroup>| -> u64 {

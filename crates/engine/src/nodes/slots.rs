@@ -34,7 +34,8 @@ pub(super) struct NodeGroup {
     pub dirty: AtomicBool,
     /// No slot is given out any more; read under a block's lock.
     pub closed: AtomicBool,
-    /// No slot is given out for the time being; those that are taken stay. Read under a block's lock, too.
+    /// No slot is given out for the time being but to a commit that finds no other; those that are taken stay. Read under a
+    /// block's lock, too.
     pub kept: AtomicBool,
     /// How often each was written.
     pub counts: Arc<Counts>,
