@@ -264,6 +264,8 @@ impl MountedVolume {
         let Some(dir) = tst.shared_in(op.tx(to.domain).id) else { return Ok(None) };
         if check_alive(&fst).and_then(|()| check_changeable(&fst)).is_err()
             || check_alive(&tst).and_then(|()| check_takes_names(&tst)).is_err()
+            // once more: a tenant may be about to lose its journal since, and looks with its directory locked
+            || self.check_border(c.domain, to.domain).is_err()
             || !self.find_entry(from, &mut fst, name)?.is_some_and(|e| c.is(e.inode))
         {
             return Ok(None);

@@ -41,12 +41,20 @@ impl MountedVolume {
     }
 
     /// `None` where something must be durable first, or what has the name was locked.
-    fn link_at(&self, c: &Arc<Cell>, d: &Arc<Cell>, name: &[u8], unwritten: Unwritten) -> Result<Option<Attr>> {
+    pub(super) fn link_at(
+        &self,
+        c: &Arc<Cell>,
+        d: &Arc<Cell>,
+        name: &[u8],
+        unwritten: Unwritten,
+    ) -> Result<Option<Attr>> {
         let (i, ino) = (self, c.ino);
         let mut op = Op::new(i);
         op.begin(&[d.domain, c.domain], ENTRY_BLOCKS, false)?;
         let mut dst = d.state.write();
         check_alive(&dst)?;
+        // once more: a tenant that is about to lose its journal looks with its directory locked whether anything came into it
+        self.check_border(c.domain, d.domain)?;
         let stale = match i.find_entry(d, &mut dst, name)? {
             Some(e) => match i.child_below(d, &[], name, e.inode)? {
                 Child::Lives => return Err(Error::Exists),

@@ -310,6 +310,19 @@ impl MountedVolume {
         }
     }
 
+    /// # Errors
+    /// [`Error::CrossScratch`] as of [`Self::check_border`], and [`Error::Busy`] for the root of such a tenant.
+    fn check_borders(&self, r: &Request<'_>) -> Result<()> {
+        for (c, dir) in [(Some(&r.src), &r.to.dir), (r.partner(), &r.from.dir)] {
+            let Some(c) = c else { continue };
+            if c.kind == FileKind::Dir && self.dom(c.domain).is_closed() && self.dom(c.domain).is_tenant_root(c.ino) {
+                return Err(Error::Busy("it is the root of a tenant without a journal, which keeps its name".into()));
+            }
+            self.check_border(c.domain, dir.domain)?;
+        }
+        Ok(())
+    }
+
     fn check_rename(&self, r: &Request<'_>) -> Result<()> {
         let Request { from, to, src, dst, mode, .. } = r;
         match (*mode, dst) {
@@ -317,13 +330,7 @@ impl MountedVolume {
             (RenameMode::Exchange, None) => return Err(Error::NotFound),
             _ => {}
         }
-        for (c, dir) in [(Some(src), &to.dir), (r.partner(), &from.dir)] {
-            let Some(c) = c else { continue };
-            if c.kind == FileKind::Dir && self.dom(c.domain).is_closed() && self.dom(c.domain).is_tenant_root(c.ino) {
-                return Err(Error::Busy("it is the root of a tenant without a journal, which keeps its name".into()));
-            }
-            self.check_border(c.domain, dir.domain)?;
-        }
+        self.check_borders(r)?;
         let cross = r.two_dirs();
         if cross && src.kind == FileKind::Dir && self.is_ancestor(src.ino, &to.dir)? {
             return Err(Error::Invalid("a directory cannot move below itself"));
@@ -434,6 +441,8 @@ impl MountedVolume {
                 return Ok(Err(Restart::Changed));
             }
         }
+        // once more: a tenant that is about to lose its journal looks with its directory locked whether anything came into it
+        self.check_borders(r)?;
         // what is durable by now must not mix with what follows
         self.dom(r.src.domain).forget_durable(&mut l.src);
         if let (Some(d), Some(v)) = (&r.dst, &mut l.dst) {
@@ -670,3 +679,6 @@ impl MountedVolume {
         self.rename(&side(dir, name), &side(whole(), new_name), mode, cred)
     }
 }
+
+#[cfg(test)]
+mod tests;
