@@ -56,7 +56,12 @@ impl Domain {
 
     /// What is written when.
     pub fn data_mode(&self) -> DataMode {
-        match self.journal_mode() {
+        self.data_mode_of(self.journal_mode())
+    }
+
+    /// The same, had its header such a mode.
+    pub(crate) fn data_mode_of(&self, mode: Option<JournalMode>) -> DataMode {
+        match mode {
             None => self.shared.options.data,
             Some(JournalMode::Ordered | JournalMode::Scratch) => DataMode::Ordered,
             Some(JournalMode::Data) => DataMode::Journal,

@@ -258,7 +258,8 @@ impl Volume {
     /// the next tenant's once nothing lies in it. Durable when this returns.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::ReadOnly`]; of the device: after a crash there is the tenant, or not.
+    /// [`Error::NotFound`], [`Error::ReadOnly`]; of the device: after a crash there is the tenant, perhaps with the journal mode of
+    /// the mount, or not.
     pub fn tenant_remove(&self, name: &str) -> Result<()> {
         let i = self.mounted();
         let _one = i.tenants.lock();
@@ -266,10 +267,9 @@ impl Volume {
             return Err(Error::ReadOnly);
         }
         let (d, mut binding) = i.tenant(name).ok_or(Error::NotFound)?;
-        if binding.journal == Some(JournalMode::Scratch) {
+        if let Some(was) = binding.journal.take() {
             // what stays is kept like anything else from now on
-            binding.journal = None;
-            i.change_journal(&d, Some(JournalMode::Scratch), &mut binding)?;
+            i.change_journal(&d, Some(was), &mut binding)?;
         }
         d.bind(None)?;
         d.set_tenant_root(None);
@@ -577,7 +577,7 @@ impl MountedVolume {
         }
         // data that commits left alone until now, and what has no other place to go to
         d.flush_all()?;
-        let data = |mode| mode == Some(JournalMode::Data);
+        let data = |mode| d.data_mode_of(mode) == DataMode::Journal;
         let bound = if data(to.journal) { d.reserve_all(true) } else { Ok(()) }.and_then(|()| d.bind(Some(to)));
         d.reserve_all(data(if bound.is_ok() { to.journal } else { before }))?;
         bound.and_then(|()| d.flush_lazy())
@@ -722,3 +722,6 @@ impl MountedVolume {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;
