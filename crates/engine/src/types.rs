@@ -529,7 +529,8 @@ pub struct CacheUse {
 /// What a tenant may hold of the volume's cache, bytes: pages, inodes, names and indexes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MemoryBudget {
-    /// Others take nothing of it as long as it holds no more.
+    /// Others take nothing of it as long as it holds no more. All tenants together have three quarters of the cache so at most:
+    /// beyond that each has its part of them.
     pub least: u64,
     /// It holds no more; `None`: as much as there is.
     pub most: Option<u64>,

@@ -2,8 +2,8 @@
 //! written first, as `write_back.rs` says.
 //!
 //! Which pages and cells go, `cell/cache.rs` chooses (second chance), in each domain by itself. How much of each domain: as much
-//! as it has beyond its floor, in proportion; and of one that is over its own ceiling, what is too much (bladefs, section 2:
-//! each partition has memory of its own).
+//! as it has beyond its floor, in proportion (all floors together are a part of the cache at most); and of one that is over its
+//! own ceiling, what is too much (bladefs, section 2: each partition has memory of its own).
 
 use super::MountedVolume;
 use crate::domain::Domain;
@@ -17,6 +17,8 @@ pub(super) struct Held {
     pub budget: u64,
     /// Of each domain.
     pub taken: Vec<Taken>,
+    /// What others leave each domain.
+    pub floors: Vec<u64>,
     /// Bytes of tables, as far as they count.
     pub tables: u64,
     /// Bytes of all.
@@ -30,13 +32,31 @@ impl Held {
         // tables have limits of their own, and nothing here makes them smaller
         let tables: u64 = m.domains.iter().map(|d| d.space.table_bytes() + d.nodes.memory_bytes()).sum();
         let tables = tables.min(budget / 4);
-        Self { budget, used: taken.iter().map(Taken::bytes).sum::<u64>() + tables, taken, tables }
+        let floors = floors_within(m.domains.iter().map(|d| d.memory.floor()), kept_most(budget));
+        Self { budget, used: taken.iter().map(Taken::bytes).sum::<u64>() + tables, taken, floors, tables }
     }
 
     /// Bytes of which somebody who makes room leaves no more.
     pub fn goal(&self) -> u64 {
         self.budget - self.budget / 8
     }
+}
+
+/// What others leave all domains together at most, of a cache of so many bytes: where that was all of it, nobody would give
+/// anything back, and the cache would have no bound.
+pub(super) fn kept_most(budget: u64) -> u64 {
+    budget / 4 * 3
+}
+
+/// Floors as they hold: where all together are above `most`, each is its part of that.
+fn floors_within(floors: impl Iterator<Item = u64>, most: u64) -> Vec<u64> {
+    let floors: Vec<u64> = floors.collect();
+    let all: u128 = floors.iter().map(|f| u128::from(*f)).sum();
+    let most = u128::from(most);
+    if all <= most {
+        return floors;
+    }
+    floors.into_iter().map(|f| (u128::from(f) * most / all) as u64).collect()
 }
 
 impl Volume {
@@ -117,8 +137,8 @@ impl MountedVolume {
         }
         let (goal, taken) = (held.goal(), &held.taken);
         // Domains that have more than what is theirs, and how much more.
-        let spare = |d: &Domain, t: &Taken| t.bytes().saturating_sub(d.memory.floor());
-        let with = || self.domains.iter().zip(taken).map(|(d, t)| (d, t, spare(d, t))).filter(|(.., more)| *more > 0);
+        let all = || self.domains.iter().zip(taken).zip(&held.floors);
+        let with = || all().map(|((d, t), f)| (d, t, t.bytes().saturating_sub(*f))).filter(|(.., more)| *more > 0);
         let over = held.used - goal;
         let all: u64 = with().map(|(.., more)| more).sum();
         let is_many = taken.iter().map(|t| t.cell_bytes).sum::<u64>() > goal / 2;

@@ -1,5 +1,6 @@
 //! Tenants: directory trees with a domain of their own, and what they may use of the volume (docs/tenants.md).
 
+use super::eviction::kept_most;
 use super::moves::Elsewhere;
 use super::{MountedVolume, Volume};
 use crate::budget::ServingUse;
@@ -176,6 +177,7 @@ impl Volume {
             let _ = i.remove_in(&parent, entry, true);
         })?;
         i.limit(&d, Some(&to), 0);
+        i.tell_floors(budget.memory.least);
         d.begin_scratch();
         tracing::info!("tenant {name} has {}", d.id);
         self.tenant(name)
@@ -234,6 +236,7 @@ impl Volume {
         let most = binding.most(i.seconds());
         let promised = if moves { before.saturating_sub(i.room_within(&d, most)) } else { i.promised_below(&d, most) };
         i.limit(&d, Some(&binding), promised);
+        i.tell_floors(budget.memory.least);
         if moves {
             i.devices_changed(&d);
         }
@@ -631,6 +634,17 @@ impl MountedVolume {
         // no group is claimed or given back meanwhile
         let _bat = self.bat.lock();
         d.space.set_hard_limit(tenant.and_then(|b| b.most(self.seconds())), promised);
+    }
+
+    /// Says so where a tenant shall have `least` bytes of the cache, and all together more than is kept for tenants.
+    fn tell_floors(&self, least: u64) {
+        let most = kept_most(self.cache_budget());
+        let all = self.domains.iter().fold(0u64, |all, d| all.saturating_add(d.memory.floor()));
+        if least > 0 && all > most {
+            tracing::warn!(
+                "{all} bytes of the cache are to be kept for tenants, and no more than {most} are: each has its part of that"
+            );
+        }
     }
 
     /// Blocks that a domain could have until now; what was promised before may not have come yet.

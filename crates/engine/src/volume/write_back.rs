@@ -40,15 +40,15 @@ impl MountedVolume {
 
     /// Domains that hold more than their share and can write, those with most beyond it first.
     fn beyond_share(&self, held: &Held) -> Vec<&Arc<Domain>> {
-        let all = self.domains.iter().zip(held.taken.iter().map(|t| t.bytes()));
+        let all = self.domains.iter().zip(held.taken.iter().map(|t| t.bytes())).zip(&held.floors);
         // what a domain that failed holds dirty stays: the others have to do without
-        let (failed, able): (Vec<_>, Vec<_>) = all.partition(|(d, _)| d.failed().is_some());
-        let stays: u64 = failed.iter().map(|(_, bytes)| bytes).sum();
+        let (failed, able): (Vec<_>, Vec<_>) = all.partition(|((d, _), _)| d.failed().is_some());
+        let stays: u64 = failed.iter().map(|((_, bytes), _)| bytes).sum();
         let goal = held.goal().saturating_sub(held.tables).saturating_sub(stays);
-        let share = share_of(able.iter().map(|(d, bytes)| (*bytes, d.memory.floor())), goal);
-        let beyond = |(d, bytes): (_, u64)| {
+        let share = share_of(able.iter().map(|((_, bytes), floor)| (*bytes, **floor)), goal);
+        let beyond = |((d, bytes), floor): ((_, u64), &u64)| {
             let d: &Arc<Domain> = d;
-            bytes.checked_sub(d.memory.floor().max(share)).filter(|n| *n > 0).map(|n| (n, d))
+            bytes.checked_sub(share.max(*floor)).filter(|n| *n > 0).map(|n| (n, d))
         };
         let mut heavy: Vec<_> = able.into_iter().filter_map(beyond).collect();
         heavy.sort_by_key(|(n, d)| (std::cmp::Reverse(*n), d.id));

@@ -447,3 +447,30 @@ fn what_a_recovery_replaces_does_not_count() {
     forget_all(&v);
     assert!(counted(&v) < 8 << 10, "{} bytes of inodes that are gone", counted(&v));
 }
+
+/// What is kept for tenants is all together no more than a part of the cache: where more was asked for each gets its part of that,
+/// and the cache keeps to its budget.
+#[test]
+fn floors_above_the_cache_leave_it_its_bound() {
+    for floor in [BUDGET / 2, 4 * BUDGET, u64::MAX / 2] {
+        let (v, roots) = with_tenants(["one", "two"], [(floor, None); 2]);
+        let files = roots.map(|root| file_in(&v, root, "large"));
+        let cached = || {
+            let used = v.cache_use();
+            used.data + used.index
+        };
+        for f in &files {
+            fill(&v, f, 2 * BUDGET);
+            v.sync().unwrap();
+        }
+        for f in files.iter().cycle().take(4) {
+            read_all(&v, f, 2 * BUDGET);
+            v.mounted().balance_memory();
+            assert!(cached() <= BUDGET, "{} bytes with floors of {floor}", cached());
+        }
+        let quiet = held(&v, roots[0]);
+        assert!(quiet >= BUDGET / 4, "{quiet} bytes are left of what is its own, with floors of {floor}");
+        drop(files);
+        v.unmount().unwrap();
+    }
+}
