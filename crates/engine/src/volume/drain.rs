@@ -79,7 +79,6 @@ impl Volume {
             let mut kept = i.emptying.lock();
             i.while_emptying(|| -> Result<()> {
                 i.mark_drained(device, true)?;
-                i.let_go(&mut kept);
                 i.keep_drained(&mut kept);
                 Ok(())
             })?;
@@ -100,7 +99,7 @@ impl Volume {
         let i = self.mounted();
         let mut kept = i.emptying.lock();
         i.mark_drained(device, false)?;
-        i.let_go(&mut kept);
+        // lets those go that no tenant is kept off
         i.keep_drained(&mut kept);
         Ok(())
     }

@@ -74,6 +74,11 @@ impl<'a> End<'a> {
         ))
     }
 
+    /// The first group behind the end.
+    pub(super) fn first(&self) -> u32 {
+        self.first
+    }
+
     /// What keeps `group`, for the user.
     fn cannot(&self, group: u32, why: &str) -> Error {
         if self.leaves {

@@ -29,6 +29,11 @@ impl Kept {
         self.groups.remove(&group).map(|(_, e)| e)
     }
 
+    /// Those from this one on.
+    pub fn take_from(&mut self, first: u32) -> Self {
+        Self { groups: self.groups.split_off(&first), stayed: HashMap::new() }
+    }
+
     /// All of them.
     pub fn take_all(&mut self) -> impl Iterator<Item = (DomainId, Emptying)> {
         std::mem::take(&mut self.groups).into_values()

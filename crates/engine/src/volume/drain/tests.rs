@@ -209,3 +209,28 @@ fn a_drain_counts_what_cannot_be_read() {
     devices[1].clear();
     v.unmount().unwrap();
 }
+
+/// While a volume becomes smaller, too, nothing comes to lie where a tenant may have nothing, and its limit counts that: only what
+/// is behind the new end is emptied for it.
+#[test]
+fn a_tenant_stays_off_a_device_while_the_volume_becomes_smaller() {
+    let v = format(&[device(64), device(64)]);
+    let i = v.mounted();
+    let budget = TenantBudget { devices: only(0), space: Some(8 << 20), ..TenantBudget::default() };
+    let t = tenant(&v, budget);
+    create(&v, t, "f", FileKind::File);
+    v.tenant_change("t", |b| b.devices = only(1)).unwrap();
+    let d = i.domain(t).unwrap();
+    let closed = d.space.closed_groups();
+    assert!(!closed.is_empty() && d.space.has_shut(), "this test sees nothing");
+    let seen = std::cell::Cell::new(0);
+    v.shrink(48 << 20, &|_, _| {
+        seen.set(seen.get() + 1);
+        assert!(closed.iter().all(|g| !d.space.is_open(*g)), "{closed:?} and {:?}", d.space.closed_groups());
+        assert!(d.space.has_shut());
+    })
+    .unwrap();
+    assert!(seen.get() > 0);
+    assert_eq!(d.space.closed_groups(), closed);
+    v.unmount().unwrap();
+}
