@@ -199,11 +199,11 @@ impl MountedVolume {
         if on && sb.device_table().len() == 1 {
             return Err(Error::Size("it is the volume's only device: what lies there cannot move".into()));
         }
-        if on {
-            self.check_is_spared(device)?;
-        }
         if let Some(other) = now.filter(|n| *n != device && on) {
             return Err(Error::Busy(format!("device {other} is being drained: end that first")));
+        }
+        if on {
+            self.check_is_spared(device)?;
         }
         let flags = sb.device[device].flags.get();
         if (flags & DRAINED != 0) != on {

@@ -111,10 +111,13 @@ impl MountedVolume {
     }
 
     /// # Errors
-    /// [`Error::Size`] where a tenant may use no device but this one. The table of groups is locked.
+    /// [`Error::Size`] where a tenant may use no device but this one, or but one that is drained: nobody claims groups there. The
+    /// table of groups is locked.
     pub(super) fn check_is_spared(&self, device: usize) -> Result<()> {
+        let drained = drained_of(&self.sb.read());
+        let needs = |s: DeviceSet| s.numbers().all(|n| n == device || Some(n) == drained) && s.contains(device);
         for d in self.domains.iter() {
-            if let Some(b) = d.binding().filter(|b| Some(b.devices) == DeviceSet::of([device])) {
+            if let Some(b) = d.binding().filter(|b| !b.devices.is_all() && needs(b.devices)) {
                 return Err(Error::Size(format!("tenant {} may use no other device: allow it one first", b.name)));
             }
         }

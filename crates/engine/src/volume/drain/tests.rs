@@ -234,3 +234,23 @@ fn a_tenant_stays_off_a_device_while_the_volume_becomes_smaller() {
     assert_eq!(d.space.closed_groups(), closed);
     v.unmount().unwrap();
 }
+
+/// Nobody claims a group of a device that is drained: a tenant is not left with that one alone.
+#[test]
+fn a_tenant_has_a_device_beside_one_that_is_drained() {
+    let v = format(&[device(64), device(64), device(64)]);
+    let two = DeviceSet::of([1, 2]).unwrap();
+    create(&v, tenant(&v, TenantBudget { devices: two, ..TenantBudget::default() }), "f", FileKind::File);
+    v.drain_device(1, &|_, _| true).unwrap();
+    let text = |r: Result<crate::DeviceChange, Error>| match r {
+        Err(Error::Size(why)) => why,
+        other => panic!("{other:?}"),
+    };
+    let why = text(v.remove_device(2, &|_, _| true));
+    assert!(why.contains("tenant t may use no other device"), "{why}");
+    // nor is the other one drained in its place
+    assert!(matches!(v.drain_device(2, &|_, _| true), Err(Error::Busy(_))));
+    v.end_drain(1).unwrap();
+    v.drain_device(2, &|_, _| true).unwrap();
+    v.unmount().unwrap();
+}
