@@ -108,6 +108,16 @@ impl Fence {
     /// The lease lasts until `deadline` of [`boot_time`].
     pub fn extend(&self, deadline: Duration) {
         self.deadline.store(nanos(deadline), SeqCst);
+        self.extended();
+    }
+
+    /// The lease lasts until `deadline` of [`boot_time`] at least: of two renewals the later one counts, whichever ends last.
+    pub fn renew(&self, deadline: Duration) {
+        self.deadline.fetch_max(nanos(deadline), SeqCst);
+        self.extended();
+    }
+
+    fn extended(&self) {
         self.wind_up();
         drop(self.lock.lock());
         self.changed.notify_all();
@@ -294,6 +304,17 @@ mod tests {
         });
         fence.lose("taken".into());
         assert_eq!(fence.enter(Duration::from_secs(9)).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+    }
+
+    #[test]
+    fn a_renewal_does_not_shorten_the_lease() {
+        let (fence, now) = (Fence::new(Duration::ZERO), boot_time());
+        let [earlier, later] = [100, 200].map(|s| now + Duration::from_secs(s));
+        fence.renew(later);
+        fence.renew(earlier);
+        assert_eq!(fence.deadline(), later);
+        fence.extend(Duration::ZERO);
+        assert!(!fence.is_open(), "it was given back");
     }
 
     /// A process that is well winds the timer up several times before it runs out, whatever the lease.

@@ -442,7 +442,8 @@ impl Owner {
                 self.check_ours(io)?;
                 tracing::warn!(device = %self.device.name(), "the lease had ended; nobody has taken it, and it is renewed");
             }
-            self.fence.extend(submitted + self.lease);
+            // the device may have renewed it meanwhile, when it came back
+            self.fence.renew(submitted + self.lease);
             return Ok(());
         }
         Err(io::Error::new(io::ErrorKind::TimedOut, "the server is too slow to renew the lease, which has ended"))

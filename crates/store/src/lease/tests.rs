@@ -276,6 +276,24 @@ fn a_renewal_that_comes_twice_is_no_loss() {
     assert!(owner.fence.lost().is_none() && owner.fence.is_open());
 }
 
+/// A renewal whose connection broke ends behind that of the next connection, which was submitted later: that one's end counts.
+#[test]
+fn a_renewal_that_ends_late_does_not_shorten_the_lease() {
+    let device = Elsewhere::new(IO_TIMEOUT);
+    let owner = Arc::new(holder(&device, LEASE));
+    let returning = Returning(Arc::downgrade(&owner));
+    let back = Arc::downgrade(&device);
+    let renewed = Arc::new(Mutex::new(Duration::ZERO));
+    let end = Arc::clone(&renewed);
+    *device.submits.lock() = Some(Box::new(move |_| {
+        std::thread::sleep(LEASE / 4);
+        *end.lock() = boot_time() + LEASE;
+        returning.rejoin(&mut Io(&back.upgrade().unwrap())).unwrap();
+    }));
+    owner.renew(&mut Io(&device)).unwrap();
+    assert!(owner.fence.deadline() >= *renewed.lock());
+}
+
 /// A mount does not wait for days where the record says so.
 #[test]
 fn no_longer_time_is_believed_than_a_uri_may_ask_for() {
