@@ -16,6 +16,8 @@
 //! an answer that was true when it began.
 //! Does not promise: that a server does not carry out later what was in flight. docs/remote.md has what follows for users.
 
+mod process;
+
 use crate::super_io::read_super;
 use crate::{Error, Result};
 use braidfs_device::{BLOCK_BYTES, Device, Fence, RecordIo, Rejoin, Remote, boot_time};
@@ -23,6 +25,7 @@ use braidfs_format::owner::{GIVEN_BACK, HELD, OwnerRecord};
 use braidfs_format::super_block::SuperBlock;
 use braidfs_sync::IdleCondvar;
 use braidfs_sync::plain::Mutex;
+use process::{Process, Whereabouts, whereabouts};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -600,63 +603,6 @@ fn held(device: &dyn Device, r: &OwnerRecord) -> Error {
         lease_of(r).as_secs(),
         wait.as_millis().div_ceil(1000)
     ))
-}
-
-/// What can be said of a holder from here.
-#[derive(Debug, PartialEq, Eq)]
-enum Whereabouts {
-    /// A process of this machine, which runs.
-    Alive,
-    /// A process of this machine, which has ended.
-    Dead,
-    /// Of another machine, or of another PID namespace.
-    Unknown,
-}
-
-fn whereabouts(r: &OwnerRecord) -> Whereabouts {
-    let me = Process::this();
-    if r.boot != me.boot || r.boot == [0; 16] || r.pid_namespace.get() != me.namespace {
-        return Whereabouts::Unknown;
-    }
-    let pid = r.pid.get();
-    let lives = if pid == me.pid { HELD_HERE.lock().contains(&r.nonce) } else { true };
-    match lives && started(pid).is_some_and(|s| s == r.started.get()) {
-        true => Whereabouts::Alive,
-        false => Whereabouts::Dead,
-    }
-}
-
-/// What tells processes apart.
-struct Process {
-    boot: [u8; 16],
-    pid: u32,
-    namespace: u64,
-    started: u64,
-}
-
-impl Process {
-    fn this() -> Self {
-        let mut boot = [0; 16];
-        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let digits: Vec<u8> = text.bytes().filter_map(|b| char::from(b).to_digit(16)).map(|d| d as u8).collect();
-        for (byte, pair) in boot.iter_mut().zip(digits.chunks_exact(2)) {
-            *byte = pair[0] << 4 | pair[1];
-        }
-        let namespace = std::fs::metadata("/proc/self/ns/pid").map_or(0, |m| std::os::unix::fs::MetadataExt::ino(&m));
-        let pid = std::process::id();
-        Self { boot, pid, namespace, started: started(pid).unwrap_or(0) }
-    }
-}
-
-/// When a process began, in clock ticks since the boot; `None` where there is none.
-fn started(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // behind the name, which may hold anything: state is the first field, the start the twentieth
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    if fields.next()? == "Z" {
-        return None;
-    }
-    fields.nth(18)?.parse().ok()
 }
 
 fn hostname() -> String {
