@@ -137,6 +137,8 @@ struct List {
     /// The volume's own mount.
     main: Weak<Channel>,
     config: Option<MountConfig>,
+    /// Tenants that are about to be removed, by their names: not mounted by themselves meanwhile.
+    removals: Vec<String>,
     /// Of all threads that handle requests.
     slots: Vec<Weak<[Slot]>>,
     /// Requests that wait for the end of the border at a root, and since when.
@@ -260,6 +262,9 @@ impl Connections {
         let mut list = self.list.lock();
         if list.closed {
             return Err("the volume is being unmounted".into());
+        }
+        if list.removals.contains(&own.tenant) {
+            return Err("it is being removed".into());
         }
         if let Some(there) = list.tenants.iter().find(|e| e.own.root == own.root && e.closed) {
             let point = there.own.point.display();
@@ -642,3 +647,5 @@ fn listed_len(body: &[u8]) -> Option<usize> {
     let (name, _) = abi::Dirent::read_from_prefix(rest).ok()?;
     Some((size_of::<abi::EntryOut>() + size_of::<abi::Dirent>() + name.namelen as usize).next_multiple_of(8))
 }
+
+mod removal;

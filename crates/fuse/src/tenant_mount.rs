@@ -3,7 +3,7 @@
 //!
 //! In this order, each step undone where a later one fails:
 //!
-//! 1. The tenant's root becomes a border ([`crate::connections`]). Requests that had begun before are waited for, and until the
+//! 1. The tenant's root becomes a border ([`crate::connections`]), unless the tenant is about to be removed. Requests that had begun before are waited for, and until the
 //!    kernel has taken in their answers: it holds the lock of the root directory meanwhile. A tenant that is mounted by itself
 //!    inside of it, or round it, is a reason to refuse: the root of the inner one would be kept over two connections.
 //! 2. The kernel forgets what it knows below it: the name of the root is invalidated in the directory above, which throws out
@@ -75,7 +75,8 @@ pub(crate) fn mount(all: &Arc<Connections>, name: &str, point: &Path, how: Tenan
     let upgrades = fs.upgrades.clone();
     let _none =
         upgrades.none_meanwhile().ok_or("an upgrade or a remount of the volume is under way: wait for its end")?;
-    let tenant = fs.vol.tenant(name).map_err(|_| format!("there is no tenant {name}"))?;
+    let there = || fs.vol.tenant(name).map_err(|_| format!("there is no tenant {name}"));
+    let tenant = there()?;
     let root = fs.vol.getattr(tenant.root).map_err(|e| e.to_string())?;
     // without one it is mounted on its own directory
     let at_home = point.as_os_str().is_empty();
@@ -91,7 +92,12 @@ pub(crate) fn mount(all: &Arc<Connections>, name: &str, point: &Path, how: Tenan
     let point = point.canonicalize().map_err(|e| format!("{}: {e}", point.display()))?;
     let own = Arc::new(Connection::new(WireId::of(&root), tenant.domain, tenant.name, point));
     all.begin(&own)?;
-    let mounted = forget_below(all, &fs, &own, &config).and_then(|()| {
+    // from here on nobody removes it, but before somebody may have
+    let same = there().and_then(|t| match fs.vol.getattr(t.root) {
+        Ok(root) if (WireId::of(&root), t.domain) == (own.root, own.domain) => Ok(()),
+        _ => Err(format!("tenant {name} was removed meanwhile, and there is another one")),
+    });
+    let mounted = same.and_then(|()| forget_below(all, &fs, &own, &config)).and_then(|()| {
         let home = if at_home { Some(open_home(&own)?) } else { None };
         start(all, &fs, &own, &config, how, home)
     });

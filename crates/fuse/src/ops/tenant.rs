@@ -134,9 +134,10 @@ fn carry_out(
             vol.tenants().into_iter().nth(said.index as usize).map(Some).ok_or(Error::NotFound)
         }
         c if c == TenantCall::Remove as u32 => {
-            if let Some((_, point)) = connections.tenants().iter().find(|(tenant, _)| *tenant == name) {
-                return Err(Error::Busy(format!("it is mounted by itself on {}: unmount it first", point.display())));
-            }
+            // until it is gone: nobody mounts it while this waits
+            let _removal = connections.removal(&name).map_err(|point| {
+                Error::Busy(format!("it is mounted by itself on {}: unmount it first", point.display()))
+            })?;
             vol.tenant_remove(&name).map(|()| None)
         }
         c if c == TenantCall::Mount as u32 => {
