@@ -33,9 +33,14 @@ impl BraidFs {
         let size = understand(&said)?;
         let held_back = self.profile.cache == Cache::Back;
         self.ioctl_aside("fuse-resize", arg, cx, move |vol| {
-            let result = match held_back && vol.is_smaller(size) {
-                true => Err(Error::Size(HELD_BACK.into())),
-                false => vol.resize(size, &|_, _| {}),
+            let result = if held_back {
+                // asked before, it could become a smaller one where somebody else makes the volume larger meanwhile
+                vol.grow(size).map_err(|e| match e {
+                    Error::Size(_) if vol.is_smaller(size) => Error::Size(HELD_BACK.into()),
+                    e => e,
+                })
+            } else {
+                vol.resize(size, &|_, _| {})
             };
             match result {
                 Ok(r) => {
