@@ -48,6 +48,8 @@ pub enum Effect {
     Misdirect(i64),
     /// The device dies: as [`FaultDevice::stop`], this operation being the first that fails.
     Stop,
+    /// It panics, as a device with a bug does.
+    Panic,
 }
 
 /// When something goes wrong. [`Rule::new`] fires always; the other functions restrict it.
@@ -246,6 +248,7 @@ impl FaultDevice {
                 self.alive()?;
                 Ok(None)
             }
+            Some((Effect::Panic, _)) => panic!("a panic on purpose"),
             other => Ok(other),
         }
     }

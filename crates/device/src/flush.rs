@@ -114,35 +114,54 @@ impl FlushGate {
             let mine = state.started;
             drop(state);
             self.cache.store(FLUSHING, SeqCst);
-            let mut result = sync();
-            state = self.state.lock();
-            state.running = false;
-            // what a write past the cache found meanwhile: whether this flush covers all is not known
-            if let (Some(failed), Ok(())) = (self.failed.get(), &result) {
-                result = Err(failed.error());
-            }
-            match &result {
-                Ok(()) => {
-                    state.done = mine;
-                    // not where something has been written since
-                    let _ = self.cache.compare_exchange(FLUSHING, CLEAN, SeqCst, SeqCst);
-                }
-                Err(e) => self.fail(e),
-            }
-            self.ended(mine).notify_all();
-            if self.failed.get().is_some() {
-                self.ended(mine + 1).notify_all();
-            } else {
-                // it runs the next one; whoever came meanwhile and began that already lets it wait for its end
-                self.ended(mine + 1).notify_one();
-            }
-            return result;
+            let panics = Panics { gate: self, flush: mine };
+            let result = sync();
+            std::mem::forget(panics);
+            return self.end(mine, result);
         }
         Ok(())
     }
 
+    /// Flush `flush` has ended: who waits is told, and who waits for the next one runs it.
+    fn end(&self, flush: u64, mut result: io::Result<()>) -> io::Result<()> {
+        let mut state = self.state.lock();
+        state.running = false;
+        // what a write past the cache found meanwhile: whether this flush covers all is not known
+        if let (Some(failed), Ok(())) = (self.failed.get(), &result) {
+            result = Err(failed.error());
+        }
+        match &result {
+            Ok(()) => {
+                state.done = flush;
+                // not where something has been written since
+                let _ = self.cache.compare_exchange(FLUSHING, CLEAN, SeqCst, SeqCst);
+            }
+            Err(e) => self.fail(e),
+        }
+        self.ended(flush).notify_all();
+        if self.failed.get().is_some() {
+            self.ended(flush + 1).notify_all();
+        } else {
+            // it runs the next one; whoever came meanwhile and began that already lets it wait for its end
+            self.ended(flush + 1).notify_one();
+        }
+        result
+    }
+
     fn ended(&self, flush: u64) -> &Condvar {
         &self.ended[(flush % 2) as usize]
+    }
+}
+
+/// A flush under way; dropped by a panic of the device's it fails: who waits for it, or comes later, is told.
+struct Panics<'a> {
+    gate: &'a FlushGate,
+    flush: u64,
+}
+
+impl Drop for Panics<'_> {
+    fn drop(&mut self) {
+        let _ = self.gate.end(self.flush, Err(io::Error::other("a flush of the device panicked")));
     }
 }
 
@@ -375,5 +394,38 @@ mod tests {
             entered.recv().unwrap();
             assert_eq!(gate.flush(|| Ok(())).unwrap_err().to_string(), "gone");
         });
+    }
+
+    #[test]
+    fn a_flush_that_panics_fails_and_keeps_nobody_waiting() {
+        use std::panic::{AssertUnwindSafe, catch_unwind};
+        let gate = FlushGate::default();
+        let (entered_tx, entered) = mpsc::channel();
+        let (go, go_rx) = mpsc::channel::<()>();
+        let (tell, told) = mpsc::channel();
+        // not in a scope: where they wait for ever this would, too
+        let gate = Arc::new(gate);
+        let flushed = gate.clone();
+        let panics = thread::spawn(move || {
+            let flush = || {
+                entered_tx.send(()).unwrap();
+                go_rx.recv().unwrap();
+                panic!("on purpose")
+            };
+            catch_unwind(AssertUnwindSafe(|| flushed.flush(flush))).unwrap_err();
+        });
+        entered.recv().unwrap();
+        for _ in 0..2 {
+            let (gate, tell) = (gate.clone(), tell.clone());
+            thread::spawn(move || tell.send(gate.flush(|| Ok(())).unwrap_err().to_string()).unwrap());
+        }
+        thread::sleep(Duration::from_millis(50));
+        go.send(()).unwrap();
+        for _ in 0..2 {
+            let why = told.recv_timeout(Duration::from_secs(60)).expect("it waits for a flush that is over");
+            assert!(why.contains("panicked"), "{why}");
+        }
+        panics.join().unwrap();
+        gate.flush(|| unreachable!("the device is not asked again")).unwrap_err();
     }
 }
