@@ -9,7 +9,7 @@
 //! machine that is stopped as a whole is not seen by that: docs/remote.md.
 
 use braidfs_sync::device::Mutex;
-use braidfs_sync::{IdleCondvar, rank};
+use braidfs_sync::{IdleCondvar, MutexGuard, rank};
 use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -62,6 +62,7 @@ pub struct Fence {
     rejoin: OnceLock<Box<dyn Rejoin>>,
     watchdog: OnceLock<Watchdog>,
     hook: OnceLock<Hook>,
+    /// For the timer, and for who waits.
     lock: Mutex<(), rank::Fence>,
     changed: IdleCondvar,
 }
@@ -107,19 +108,28 @@ impl Fence {
 
     /// The lease lasts until `deadline` of [`boot_time`].
     pub fn extend(&self, deadline: Duration) {
-        self.deadline.store(nanos(deadline), SeqCst);
-        self.extended();
+        self.end_at(|_| nanos(deadline));
     }
 
     /// The lease lasts until `deadline` of [`boot_time`] at least: of two renewals the later one counts, whichever ends last.
     pub fn renew(&self, deadline: Duration) {
-        self.deadline.fetch_max(nanos(deadline), SeqCst);
-        self.extended();
+        self.end_at(|now| now.max(nanos(deadline)));
     }
 
-    fn extended(&self) {
-        self.wind_up();
-        drop(self.lock.lock());
+    /// The lease lasts until what `end` makes of its deadline.
+    fn end_at(&self, end: impl FnOnce(u64) -> u64) {
+        {
+            let one = self.lock.lock();
+            let at = end(self.deadline.load(SeqCst));
+            // the timer first: who passes because of the new deadline passes with the timer set
+            if self.is_open_until(at)
+                && let Some(watchdog) = self.watchdog.get()
+            {
+                watchdog.set(Some(Duration::from_nanos(at)));
+            }
+            self.deadline.store(at, SeqCst);
+            self.wind(&one);
+        }
         self.changed.notify_all();
     }
 
@@ -142,7 +152,11 @@ impl Fence {
 
     /// Whether writes pass.
     pub fn is_open(&self) -> bool {
-        let end = self.deadline.load(SeqCst).saturating_sub(self.margin.load(SeqCst));
+        self.is_open_until(self.deadline.load(SeqCst))
+    }
+
+    fn is_open_until(&self, deadline: u64) -> bool {
+        let end = deadline.saturating_sub(self.margin.load(SeqCst));
         self.lost.get().is_none() && nanos(boot_time()) < end
     }
 
@@ -212,6 +226,13 @@ impl Fence {
     /// To be called again and again ([`Self::winding`]) by a thread of the holder: sets the kernel's timer. Where it is not
     /// called the process is stopped, or hangs as a whole.
     pub fn wind_up(&self) {
+        if self.watchdog.get().is_some() {
+            self.wind(&self.lock.lock());
+        }
+    }
+
+    /// By who has the lock: what one thread has found it must not do behind what another one has found, and done, since.
+    fn wind(&self, _one: &MutexGuard<'_, ()>) {
         let Some(watchdog) = self.watchdog.get() else { return };
         let deadline = self.deadline();
         if self.is_open() {
@@ -276,6 +297,16 @@ impl Watchdog {
         let set = unsafe { libc::timer_settime(self.0, libc::TIMER_ABSTIME, &spec, std::ptr::null_mut()) };
         debug_assert_eq!(set, 0, "a timer of ours");
     }
+
+    /// Whether it is set to a time to come.
+    #[cfg(test)]
+    fn is_set(&self) -> bool {
+        // SAFETY: all zero is a valid `itimerspec`.
+        let mut spec: libc::itimerspec = unsafe { std::mem::zeroed() };
+        // SAFETY: the timer lives as long as `self`, the kernel writes `spec`.
+        assert_eq!(unsafe { libc::timer_gettime(self.0, &mut spec) }, 0);
+        spec.it_value.tv_sec > 0 || spec.it_value.tv_nsec > 0
+    }
 }
 
 impl Drop for Watchdog {
@@ -325,5 +356,39 @@ mod tests {
             let every = Fence::winding(lease);
             assert!(!every.is_zero() && every * 4 <= IN_FLIGHT && every * 4 <= lease / 8, "{seconds} s: {every:?}");
         }
+    }
+
+    /// Who has found the lease at its end does not stop the timer that who renews the lease has set since.
+    #[test]
+    fn the_timer_runs_while_the_lease_does() {
+        const ROUNDS: usize = 20_000;
+        let fence = Fence::new(Duration::ZERO);
+        fence.kill_when_stopped().unwrap();
+        let (asked, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let wait_for = |count: &AtomicUsize, round| {
+            while count.load(SeqCst) < round {
+                std::thread::yield_now();
+            }
+        };
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                for round in 1..=ROUNDS {
+                    wait_for(&asked, round);
+                    fence.wind_up();
+                    done.store(round, SeqCst);
+                }
+            });
+            for round in 1..=ROUNDS {
+                fence.extend(Duration::ZERO);
+                asked.store(round, SeqCst);
+                fence.extend(boot_time() + Duration::from_secs(3600));
+                wait_for(&done, round);
+                // the other thread ends its rounds also where this one panics
+                if !fence.watchdog.get().unwrap().is_set() {
+                    asked.store(ROUNDS, SeqCst);
+                    panic!("the timer is off in round {round}");
+                }
+            }
+        });
     }
 }
