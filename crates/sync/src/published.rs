@@ -171,7 +171,15 @@ fn register() -> Option<&'static Slot> {
     });
     MINE.set(Some(slot));
     NUMBER.set(slot.number);
+    seen_before_what_follows();
     Some(slot)
+}
+
+/// After this thread has put something into what others search: who searches, with a fence of its own after it has taken a
+/// permission away, finds it there, or this thread sees from here on that the permission is gone. The fence of [`Line::publish`] is
+/// not enough: on some processors it is the exchange alone, which orders nothing that was written before in the memory model.
+fn seen_before_what_follows() {
+    std::sync::atomic::fence(SeqCst);
 }
 
 /// Puts the address of what this thread reads on its line; `None` where there is no room. The caller then looks whether it
@@ -242,7 +250,19 @@ pub fn reader_number() -> u32 {
 /// This thread's table of pins, made where it has none; `None` while the thread ends.
 #[inline(always)]
 pub(crate) fn own_table(make: impl FnOnce() -> Table) -> Option<&'static Table> {
-    Some(mine()?.pins.get_or_init(|| Box::new(make())))
+    let slot = mine()?;
+    match slot.pins.get() {
+        Some(table) => Some(table),
+        None => Some(make_table(slot, make)),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn make_table(slot: &'static Slot, make: impl FnOnce() -> Table) -> &'static Table {
+    let table = slot.pins.get_or_init(|| Box::new(make()));
+    seen_before_what_follows();
+    table
 }
 
 /// All threads' tables of pins.
