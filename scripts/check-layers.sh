@@ -4,14 +4,14 @@
 #     quota > nodes, space > store (the crate) > budget, spending
 #   check: check, image > repair > quick, online, dump > scan > data > model > collect, home > rules > parts > read > pair, report > usage
 # braid/ is the protocol between domains: its files have ranks of their own, its rules use no layer that does I/O.
-# mkfs may use all of the engine; error, lazy, types, numa, device_set, runtime_options, planted, codes and threads are used by all and use none. Modules of one
+# mkfs may use all of the engine; error, panics, lazy, types, numa, device_set, runtime_options, planted, codes and threads are used by all and use none. Modules of one
 # rank may use each other, files of the engine not in a circle (check-circles.py). That the checker does not use the engine cargo sees to. A line ending in `// layering: REASON` is an exception. Exit code 1 and a list when one points upwards.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 awk '
 BEGIN {
-    set("engine", "types device_set runtime_options error planted lazy numa", 0); set("engine", "budget spending", 5); set("engine", "store", 10); set("engine", "nodes space", 20); set("engine", "quota", 25)
+    set("engine", "types device_set runtime_options error panics planted lazy numa", 0); set("engine", "budget spending", 5); set("engine", "store", 10); set("engine", "nodes space", 20); set("engine", "quota", 25)
     set("engine", "journal", 30); set("engine", "braid/frontier", 40); set("engine", "braid/durability braid/vacated", 45)
     set("engine", "braid/rules braid/plan", 46)
     set("engine", "cell", 50); set("engine", "domain", 55)

@@ -26,6 +26,7 @@ pub mod mkfs;
 mod names;
 mod nodes;
 pub mod numa;
+mod panics;
 // Bugs on purpose, and what they are called: for test programs.
 #[doc(hidden)]
 pub mod planted;

@@ -2,7 +2,7 @@
 //! durable, would else be taken for durable.
 
 use super::Domain;
-use crate::error::Error;
+use crate::panics;
 
 /// Dropped by a panic, it fails the domain. It is declared behind what others wait for, and so is gone before that.
 pub(crate) struct FailOnPanic<'d> {
@@ -19,7 +19,7 @@ impl FailOnPanic<'_> {
 
 impl Drop for FailOnPanic<'_> {
     fn drop(&mut self) {
-        self.domain.fail(&Error::Io(std::io::Error::other(format!("a thread panicked in {}", self.what))));
+        self.domain.fail(&panics::error_of(self.what));
     }
 }
 

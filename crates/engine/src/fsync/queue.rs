@@ -1,9 +1,12 @@
 //! Fsyncs of a front end that wait, and how long they took lately.
 
-use super::ticket::Pending;
+use super::ticket::{Pending, Settled};
+use crate::error::Result;
 use crate::types::*;
 use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
+use std::ops::Deref;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
@@ -20,7 +23,7 @@ const GROUP_MAX: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Syncing {
     /// Of front ends, not done yet.
-    pub(super) under_way: CachePadded<AtomicUsize>,
+    pub(super) under_way: Arc<CachePadded<AtomicUsize>>,
     pub(super) pace: Pace,
     /// One per domain; where all lie on one device the first serves all.
     pub(super) queues: Box<[Mutex<Queue, rank::SyncQueue>]>,
@@ -33,11 +36,41 @@ pub(super) struct Queue {
     pub(super) served: bool,
 }
 
+/// Dropped without a result it tells of an error.
 #[derive(Debug)]
 pub(super) struct Waiting {
     pub(super) ino: InodeNo,
     pub(super) data_only: bool,
+    /// Before the ticket: who is told finds one less under way.
+    pub(super) under_way: UnderWay<Arc<CachePadded<AtomicUsize>>>,
     pub(super) ticket: Pending,
+}
+
+impl Waiting {
+    /// It is over: [`Pending::settle`].
+    #[must_use]
+    pub(super) fn settle(self, r: Result<()>) -> Settled {
+        drop(self.under_way);
+        self.ticket.settle(r)
+    }
+}
+
+/// A sync is counted as long as this is there.
+#[derive(Debug)]
+pub(super) struct UnderWay<C: Deref<Target = CachePadded<AtomicUsize>>>(C);
+
+impl<C: Deref<Target = CachePadded<AtomicUsize>>> UnderWay<C> {
+    /// Counts one; how many there were before.
+    pub(super) fn begin(count: C) -> (Self, usize) {
+        let others = count.fetch_add(1, Relaxed);
+        (Self(count), others)
+    }
+}
+
+impl<C: Deref<Target = CachePadded<AtomicUsize>>> Drop for UnderWay<C> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
 }
 
 /// How long fsyncs took lately, and whether many came at once.
@@ -75,7 +108,7 @@ impl Syncing {
     /// For a volume of so many domains at most.
     pub fn new(domains: usize) -> Self {
         Self {
-            under_way: CachePadded::default(),
+            under_way: Arc::default(),
             pace: Pace { began: Instant::now(), lately: AtomicU64::new(0), crowded: AtomicU64::new(0) },
             queues: (0..domains).map(|_| Mutex::default()).collect(),
         }

@@ -8,27 +8,30 @@
 //! Of a volume on several devices each domain has a queue of its own, so that a device that does not answer holds up nobody
 //! else's.
 
-use super::queue::{SMALL_PAGES, Serving, Waiting};
+use super::queue::{SMALL_PAGES, Serving, UnderWay, Waiting};
 use super::ticket::Ticket;
 use crate::cell::Body;
 use crate::error::Result;
+use crate::panics::{caught, error_of};
 use crate::types::*;
 use crate::volume::MountedVolume;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+
+/// What a panic is said to have been in.
+const FSYNC: &str = "an fsync";
 
 impl MountedVolume {
     /// Syncs on the thread that asks, where that takes nothing from others: [`crate::Volume::fsync_here`].
     pub(crate) fn fsync_here(&self, ino: InodeNo, data_only: bool, threads: usize) -> Option<Result<()>> {
         let s = &self.syncing;
-        let others = s.under_way.fetch_add(1, Relaxed);
+        let (under_way, others) = UnderWay::begin(&*s.under_way);
         let began = s.pace.now();
         let done = if s.pace.admits(others, threads, began) && self.is_small(ino) {
             self.fsync_together(&[(ino, data_only)]).pop().flatten()
         } else {
             None
         };
-        s.under_way.fetch_sub(1, Relaxed);
+        drop(under_way);
         if done.is_some() {
             s.pace.took(s.pace.now() - began);
         }
@@ -48,8 +51,8 @@ impl MountedVolume {
         let pool = self.pool.read();
         let Some(pool) = &*pool else { return Ticket::ready(self.fsync(ino, data_only)) };
         let (ticket, pending) = Ticket::pending();
-        self.syncing.under_way.fetch_add(1, Relaxed);
-        let waiting = Waiting { ino, data_only, ticket: pending };
+        let (under_way, _) = UnderWay::begin(self.syncing.under_way.clone());
+        let waiting = Waiting { ino, data_only, under_way, ticket: pending };
         let which = self.queue_of(ino);
         let serve = {
             let mut q = self.syncing.queues[which].lock();
@@ -73,21 +76,31 @@ impl MountedVolume {
     }
 
     /// Does the fsyncs of a queue, group by group, until nobody waits there.
-    fn serve_syncs(self: &Arc<Self>, which: usize) {
+    pub(super) fn serve_syncs(self: &Arc<Self>, which: usize) {
         let s = &self.syncing;
         let serving = Serving(&s.queues[which]);
         while let Some(group) = serving.next() {
             braidfs_sync::phases::next();
             let began = s.pace.now();
             let files: Vec<(InodeNo, bool)> = group.iter().map(|w| (w.ino, w.data_only)).collect();
-            let results = self.fsync_together(&files);
+            // who asked is told out here: what a user does then is not part of the panic
+            let Some(results) = caught(FSYNC, || self.fsync_together(&files)) else {
+                let told: Vec<_> = group.into_iter().map(|w| w.settle(Err(error_of(FSYNC)))).collect();
+                drop(told);
+                continue;
+            };
             s.pace.took(s.pace.now() - began);
+            let mut alone = Vec::new();
+            let mut told = Vec::new();
             for (w, result) in group.into_iter().zip(results) {
                 match result {
-                    Some(r) => self.synced(w, r),
-                    None => self.sync_alone(w),
+                    Some(r) => told.push(w.settle(r)),
+                    None => alone.push(w),
                 }
             }
+            alone.into_iter().for_each(|w| self.sync_alone(w));
+            // last: code of users', who may take long, or wait for another one of the group
+            drop(told);
         }
     }
 
@@ -95,18 +108,13 @@ impl MountedVolume {
     fn sync_alone(self: &Arc<Self>, w: Waiting) {
         let i = self.clone();
         let work = move || {
-            let r = i.fsync(w.ino, w.data_only);
-            i.synced(w, r);
+            let r = caught(FSYNC, || i.fsync(w.ino, w.data_only)).unwrap_or_else(|| Err(error_of(FSYNC)));
+            drop(w.settle(r));
         };
         // only tried: an unmount holds it while it waits for this thread
         match self.pool.try_read().as_deref() {
             Some(Some(pool)) => pool.run(work),
             _ => work(),
         }
-    }
-
-    fn synced(&self, w: Waiting, r: Result<()>) {
-        self.syncing.under_way.fetch_sub(1, Relaxed);
-        w.ticket.finish(r);
     }
 }

@@ -1,8 +1,13 @@
 //! Syncs beside changes of names.
 
 use crate::{Cred, DomainId, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, Placement, RenameMode, Volume};
-use braidfs_device::{Device, MemDevice};
+use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::channel;
+use std::task::{Context, Wake, Waker};
+use std::time::Duration;
 
 fn make(v: &Volume, dir: InodeNo, name: &str, kind: FileKind, not: &[DomainId]) -> (InodeNo, String) {
     let node = NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" };
@@ -47,4 +52,92 @@ fn what_a_sync_has_seen_does_not_move_below_what_is_not_durable() {
         let at = [there, here].into_iter().flatten().map(|a| a.ino).collect::<Vec<_>>();
         assert_eq!(at, [file], "whole: {whole}");
     }
+}
+
+/// A volume of two domains on a device with faults, and so many files, written and not durable.
+fn written(files: usize) -> (Volume, Arc<FaultDevice>, Vec<InodeNo>) {
+    let faults = Arc::new(FaultDevice::new(Arc::new(MemDevice::new(16384)), 1));
+    let device: Arc<dyn Device> = faults.clone();
+    let o = MkfsOptions { domains: Some(2), placement: Placement::Spread, ..MkfsOptions::default() };
+    crate::mkfs::format(std::slice::from_ref(&device), &o).unwrap();
+    let o = MountOptions { background: false, ..MountOptions::default() };
+    let v = Volume::mount(vec![device], o).unwrap();
+    let files =
+        (0..files).map(|i| make(&v, InodeNo::ROOT, &format!("f{i}-"), FileKind::File, &[]).0).collect::<Vec<_>>();
+    v.sync().unwrap();
+    for f in &files {
+        v.write(&v.open(*f).unwrap(), 0, &[7; 8192]).unwrap();
+    }
+    (v, faults, files)
+}
+
+struct PanickingWaker;
+
+impl Wake for PanickingWaker {
+    fn wake(self: Arc<Self>) {
+        panic!("a user's bug");
+    }
+}
+
+/// Code of a user's that panics when it is told ends nobody's wait, and no thread: not of the same group, and not of later ones.
+#[test]
+fn a_panic_of_who_is_told_is_nobody_elses() {
+    let (v, _, files) = written(4);
+    let i = v.mounted().clone();
+    // a group of all: nobody takes them yet
+    i.syncing.queues[0].lock().served = true;
+    let mut tickets = files.iter().map(|f| v.fsync_start(*f, false)).collect::<Vec<_>>();
+    assert_eq!(i.syncing.queues[0].lock().waiting.len(), 4);
+    tickets.remove(0).on_done(Box::new(|_| panic!("a user's bug")));
+    let waker = Waker::from(Arc::new(PanickingWaker));
+    let mut polled = tickets.remove(0);
+    assert!(Pin::new(&mut polled).poll(&mut Context::from_waker(&waker)).is_pending());
+    let (tell, told) = channel();
+    for t in tickets {
+        let tell = tell.clone();
+        t.on_done(Box::new(move |r| tell.send(r.is_ok()).unwrap()));
+    }
+    for round in 0..3 {
+        if round == 0 {
+            let i = i.clone();
+            i.clone().pool.read().as_ref().unwrap().run(move || i.serve_syncs(0));
+        } else {
+            v.write(&v.open(files[0]).unwrap(), 0, &[round; 100]).unwrap();
+            let tell = tell.clone();
+            v.fsync_start(files[0], false).on_done(Box::new(move |r| {
+                tell.send(r.is_ok()).unwrap();
+                panic!("a user's bug");
+            }));
+        }
+        for _ in 0..if round == 0 { 2 } else { 1 } {
+            assert!(told.recv_timeout(Duration::from_secs(60)).expect("nobody is told"));
+        }
+    }
+    assert!(polled.wait().is_ok());
+    assert_eq!(i.syncing.under_way.load(Relaxed), 0);
+    v.sync_start().wait().unwrap();
+}
+
+/// A panic in the fsync itself: whoever waits for it is told of an error, and so is who comes later.
+#[test]
+fn a_panic_in_an_fsync_is_an_error_of_who_waits() {
+    let (v, faults, files) = written(3);
+    let i = v.mounted().clone();
+    i.syncing.queues[0].lock().served = true;
+    let tickets = files.iter().map(|f| v.fsync_start(*f, false)).collect::<Vec<_>>();
+    faults.add(Rule::new(Op::Write, Effect::Panic).times(1));
+    let served = i.clone();
+    i.pool.read().as_ref().unwrap().run(move || served.serve_syncs(0));
+    let (tell, told) = channel();
+    for t in tickets {
+        let tell = tell.clone();
+        t.on_done(Box::new(move |r| tell.send(r.is_err()).unwrap()));
+    }
+    for _ in 0..3 {
+        assert!(told.recv_timeout(Duration::from_secs(60)).expect("nobody is told"));
+    }
+    assert_eq!(faults.fired(), 1);
+    assert_eq!(i.syncing.under_way.load(Relaxed), 0);
+    v.fsync_start(files[0], false).wait().unwrap_err();
+    v.crash();
 }

@@ -2,6 +2,7 @@
 //! stall behind an fsync.
 
 use crate::error::Result;
+use crate::panics::{caught, error_of};
 use braidfs_sync::{Condvar, Mutex, phases, rank, workers};
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use std::io;
@@ -10,6 +11,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::thread::{Builder, JoinHandle};
+
+/// What a panic is said to have been in.
+const SYNC: &str = "a sync";
 
 type Callback = Box<dyn FnOnce(Result<()>) + Send>;
 
@@ -41,7 +45,7 @@ impl Ticket {
     /// A ticket, and the duty to say how it went.
     pub(crate) fn pending() -> (Self, Pending) {
         let shared = Arc::new(Shared { state: Mutex::new(State::Pending(Then::Nobody)), done: Condvar::new() });
-        (Self { shared: shared.clone() }, Pending(shared))
+        (Self { shared: shared.clone() }, Pending { shared, told: false })
     }
 
     /// A ticket that is done already.
@@ -63,7 +67,8 @@ impl Ticket {
         }
     }
 
-    /// Calls `f` with the result from another thread (or at once where it is done).
+    /// Calls `f` with the result from another thread (or at once where it is done). Where `f` panics on that thread the log is told,
+    /// and nobody else.
     pub fn on_done(self, f: Callback) {
         let mut s = self.shared.state.lock();
         match &mut *s {
@@ -102,8 +107,11 @@ impl Future for Ticket {
     }
 }
 
-/// The other end of a [`Ticket`].
-pub(crate) struct Pending(Arc<Shared>);
+/// The other end of a [`Ticket`]. Dropped without a result, by a panic, it tells of an error: nobody waits for ever.
+pub(crate) struct Pending {
+    shared: Arc<Shared>,
+    told: bool,
+}
 
 impl std::fmt::Debug for Pending {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -112,27 +120,79 @@ impl std::fmt::Debug for Pending {
 }
 
 impl Pending {
-    /// Tells the ticket.
+    /// Tells the ticket, and whom that tells.
     pub fn finish(self, r: Result<()>) {
-        let mut s = self.0.state.lock();
+        drop(self.settle(r));
+    }
+
+    /// Tells the ticket, and who waits for it. The caller drops what it gets where code of a user may run.
+    #[must_use]
+    pub fn settle(mut self, r: Result<()>) -> Settled {
+        self.tell(r)
+    }
+
+    fn tell(&mut self, r: Result<()>) -> Settled {
+        self.told = true;
+        let mut s = self.shared.state.lock();
         match std::mem::replace(&mut *s, State::Done(None)) {
-            State::Pending(Then::Call(f)) => {
-                drop(s);
-                f(r);
-            }
+            State::Pending(Then::Call(f)) => Settled(Some(Told::Call(f, r))),
             before => {
                 *s = State::Done(Some(r));
-                self.0.done.notify_all();
+                self.shared.done.notify_all();
                 drop(s);
-                if let State::Pending(Then::Wake(waker)) = before {
-                    waker.wake();
+                match before {
+                    State::Pending(Then::Wake(waker)) => Settled(Some(Told::Wake(waker))),
+                    _ => Settled(None),
                 }
             }
         }
     }
 }
 
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if !self.told {
+            drop(self.tell(Err(error_of(SYNC))));
+        }
+    }
+}
+
+/// The ticket is done; code of a user's, if any, that the drop of this runs. Where it panics, that is the end of it.
+pub(crate) struct Settled(Option<Told>);
+
+enum Told {
+    Call(Callback, Result<()>),
+    Wake(Waker),
+}
+
+impl Drop for Settled {
+    fn drop(&mut self) {
+        let _ = match self.0.take() {
+            Some(Told::Call(f, r)) => caught("who is told that a sync is done", || f(r)),
+            Some(Told::Wake(waker)) => caught("who is woken as a sync is done", || waker.wake()),
+            None => None,
+        };
+    }
+}
+
 type Job = Box<dyn FnOnce() + Send>;
+
+/// A job that waits or runs is counted.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Does a job that was counted. Its panic does not end the thread, which has others to do: who waits for it is told by what it
+/// drops.
+fn work(job: Job, pending: &AtomicUsize) {
+    let _counted = Counted(pending);
+    let _ = caught("a job of the pool", job);
+}
+
 /// Starts a thread.
 type Spawn = fn(Builder, Job) -> io::Result<JoinHandle<()>>;
 
@@ -172,7 +232,7 @@ impl Pool {
     /// Runs `f` on one of the threads.
     pub fn start(&self, f: impl FnOnce() -> Result<()> + Send + 'static) -> Ticket {
         let (t, pending) = Ticket::pending();
-        self.run(move || pending.finish(f()));
+        self.run(move || pending.finish(caught(SYNC, f).unwrap_or_else(|| Err(error_of(SYNC)))));
         t
     }
 
@@ -183,20 +243,14 @@ impl Pool {
         // who asks wants to know where the time goes, also of what is done for it here
         let watched = phases::is_watched();
         let f = move || {
-            if watched {
-                phases::watch();
-            }
+            let _watched = watched.then(Watched::new);
             f();
-            if watched {
-                phases::end();
-            }
         };
         self.send(Box::new(f));
         if let Err(e) = self.grow(waiting) {
             tracing::warn!("no thread for a sync: {e}");
             while let Ok(job) = self.queue.try_recv() {
-                job();
-                self.pending.fetch_sub(1, Ordering::Relaxed);
+                work(job, &self.pending);
             }
         }
     }
@@ -218,7 +272,7 @@ impl Pool {
         if let Some(jobs) = &self.jobs
             && let Err(e) = jobs.send(job)
         {
-            (e.0)();
+            work(e.0, &self.pending);
         }
     }
 
@@ -230,22 +284,37 @@ impl Pool {
         }
         let (queue, pending, own) = (self.queue.clone(), self.pending.clone(), self.own);
         let name = format!("{}-{}", self.name, threads.len());
-        let work = move || {
+        let serve = move || {
             if own {
                 workers::become_own();
             }
             run_anywhere();
             for job in queue {
-                job();
-                pending.fetch_sub(1, Ordering::Relaxed);
+                work(job, &pending);
             }
         };
-        match (self.spawn)(Builder::new().name(name), Box::new(work)) {
+        match (self.spawn)(Builder::new().name(name), Box::new(serve)) {
             Ok(t) => threads.push(t),
             Err(e) if threads.is_empty() => return Err(e),
             Err(_) => {}
         }
         Ok(())
+    }
+}
+
+/// Where the time of the calling thread goes is watched, of the one job.
+struct Watched;
+
+impl Watched {
+    fn new() -> Self {
+        phases::watch();
+        Self
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        phases::end();
     }
 }
 
@@ -306,5 +375,18 @@ mod tests {
         assert!(Pin::new(&mut ticket).poll(&mut Context::from_waker(&waker)).is_pending());
         pending.finish(Ok(()));
         assert!(ticket.wait().is_ok());
+    }
+
+    #[test]
+    fn a_ticket_whose_work_has_panicked_answers_with_an_error() {
+        let pool = Pool::new("panics", 1);
+        for _ in 0..3 {
+            assert!(matches!(pool.start(|| panic!("on purpose")).wait(), Err(Error::Io(_))));
+            pool.run(|| panic!("on purpose"));
+            assert!(pool.start(|| Ok(())).wait().is_ok(), "the only thread goes on");
+        }
+        let (ticket, pending) = Ticket::pending();
+        drop(pending);
+        assert!(matches!(ticket.wait(), Err(Error::Io(_))));
     }
 }
