@@ -6,7 +6,9 @@ use super::memory_calls::Calls;
 use super::moves::Moves;
 use super::tidy::Quiet;
 use crate::cell::frames;
+use crate::domain::Domain;
 use crate::error::{Error, Result};
+use crate::panics::{caught, error_of};
 use braidfs_format::BLOCK_BYTES;
 use braidfs_sync::{IdleCondvar, Mutex, rank, workers};
 use std::sync::Arc;
@@ -26,6 +28,10 @@ const DIRTY_PAGES: u64 = 16_384;
 const DIRTY_PART: u64 = 8;
 /// So often it looks who uses more than a soft limit.
 const SOFT_LIMITS: Duration = Duration::from_secs(1);
+/// So long a look that has panicked is not taken again.
+const REST: Duration = Duration::from_secs(10);
+/// What a panic is said to have been in.
+const WORK: &str = "the background's work for a domain";
 
 #[derive(Debug, Default)]
 struct Stop {
@@ -70,15 +76,17 @@ impl Background {
         let (tenants, end) = (mounted.clone(), stop.clone());
         b.spawn("braidfs-moves".into(), move || {
             let mut moves = Moves::default();
+            let mut look = Look::new("moves of tenants");
             while !end.within(SOFT_LIMITS) {
-                tenants.move_tenants(&mut moves, &|| *end.flag.lock());
+                let _ = look.take(|| tenants.move_tenants(&mut moves, &|| *end.flag.lock()));
             }
         })?;
         // Inodes and names come into memory by look-ups, whom nobody asks to make room: this thread waits for no device.
         let (cache, end) = (mounted.clone(), stop.clone());
         b.spawn("braidfs-cache".into(), move || {
+            let mut look = Look::new("a look at the cache");
             while !end.within(TICK) {
-                cache.keep_to_budget();
+                let _ = look.take(|| cache.keep_to_budget());
             }
         })?;
         let memory = mounted.clone();
@@ -86,10 +94,11 @@ impl Background {
         b.spawn("braidfs-memory".into(), move || memory.serve_calls())?;
         b.spawn("braidfs-gc".into(), move || {
             if mounted.maybe_stale.load(Ordering::Relaxed) && !*stop.flag.lock() {
-                match mounted.collect_stale(&|| *stop.flag.lock()) {
-                    Ok(0) => {}
-                    Ok(n) => tracing::info!("background GC mended {n} cross-domain links"),
-                    Err(e) => tracing::warn!("background GC: {e}"),
+                let collect = || mounted.collect_stale(&|| *stop.flag.lock());
+                match caught("the background GC", collect) {
+                    None | Some(Ok(0)) => {}
+                    Some(Ok(n)) => tracing::info!("background GC mended {n} cross-domain links"),
+                    Some(Err(e)) => tracing::warn!("background GC: {e}"),
                 }
             }
         })?;
@@ -124,63 +133,101 @@ fn run(mounted: &MountedVolume, stop: &Stop, started: Instant, (t, n): (usize, u
     workers::become_own();
     let (mut last_commit, mut last_look) = (Instant::now(), Instant::now());
     let mut quiet = Quiet::default();
+    let (mut looks, mut others) =
+        (Look::new("a look at the volume"), Look::new("the background's work for the volume"));
     while !stop.within(TICK) {
         let due = last_commit.elapsed() >= mounted.shared.runtime.commit_interval();
-        let early = mounted.much_is_dirty();
         if due {
             last_commit = Instant::now();
         }
-        let is_quiet = quiet.look(mounted);
+        let looked = looks.take(|| (mounted.much_is_dirty(), quiet.look(mounted)));
+        let (early, is_quiet) = looked.unwrap_or_default();
         let mut tidies = mounted.shared.options.defragment && is_quiet;
         // domains may be added
         for d in mounted.domains.iter().skip(t).step_by(n) {
             if d.failed().is_some() {
                 continue;
             }
-            d.run_near();
-            // errors fail the domain, which says so in the log
-            let gains = d.commit_gains();
-            if !d.keeps_journal() {
-                // nobody is promised anything: it writes for want of memory and room only
-                if due {
-                    let _ = d.write_excess_tables();
+            let work = || {
+                look_after(mounted, d, started, (due, early, is_quiet));
+                if d.keeps_journal() {
+                    tidies = tidies && !mounted.tidy(d, &mut quiet);
                 }
-                mounted.discard_freed(d);
-                let _ = mounted.clean_at_pace(d, false, started.elapsed());
-                continue;
+            };
+            // what it was at is half done; the others, and those who wait for this one, go on
+            if caught(WORK, work).is_none() {
+                d.fail(&error_of(WORK));
             }
-            if due || early {
-                let _ = d.flush_lazy();
-            }
-            if due || early || gains {
-                let _ = d.commit();
-            }
-            if due {
-                let _ = mounted.empty_sparse(d);
-            }
-            // a directory made and removed within one transaction leaves no trace in the journal
-            if d.journal.used() * 16 > d.journal.blocks() * CHECKPOINT_SIXTEENTHS
-                || d.quarantined_numbers() > QUARANTINED_MAX
-            {
-                let _ = d.commit();
-                let _ = d.checkpoint();
-            }
-            mounted.discard_freed(d);
-            let _ = mounted.clean_at_pace(d, is_quiet, started.elapsed());
-            tidies = tidies && !mounted.tidy(d, &mut quiet);
         }
         if t == 0 {
-            if due && let Err(e) = mounted.reap_zombies() {
-                tracing::warn!("reclaiming replaced files: {e}");
-            }
-            if last_look.elapsed() >= SOFT_LIMITS {
-                last_look = Instant::now();
-                mounted.look_at_soft_limits();
-                mounted.look_at_quotas();
-            }
-            mounted.balance_memory();
-            frames::trim();
+            let _ = others.take(|| {
+                if due && let Err(e) = mounted.reap_zombies() {
+                    tracing::warn!("reclaiming replaced files: {e}");
+                }
+                if last_look.elapsed() >= SOFT_LIMITS {
+                    last_look = Instant::now();
+                    mounted.look_at_soft_limits();
+                    mounted.look_at_quotas();
+                }
+                mounted.balance_memory();
+                frames::trim();
+            });
         }
+    }
+}
+
+/// What one domain needs at a look: with the commit `due`, or `early`, and the volume quiet or not.
+fn look_after(mounted: &MountedVolume, d: &Arc<Domain>, started: Instant, (due, early, is_quiet): (bool, bool, bool)) {
+    d.run_near();
+    // errors fail the domain, which says so in the log
+    let gains = d.commit_gains();
+    if !d.keeps_journal() {
+        // nobody is promised anything: it writes for want of memory and room only
+        if due {
+            let _ = d.write_excess_tables();
+        }
+        mounted.discard_freed(d);
+        let _ = mounted.clean_at_pace(d, false, started.elapsed());
+        return;
+    }
+    if due || early {
+        let _ = d.flush_lazy();
+    }
+    if due || early || gains {
+        let _ = d.commit();
+    }
+    if due {
+        let _ = mounted.empty_sparse(d);
+    }
+    // a directory made and removed within one transaction leaves no trace in the journal
+    if d.journal.used() * 16 > d.journal.blocks() * CHECKPOINT_SIXTEENTHS || d.quarantined_numbers() > QUARANTINED_MAX {
+        let _ = d.commit();
+        let _ = d.checkpoint();
+    }
+    mounted.discard_freed(d);
+    let _ = mounted.clean_at_pace(d, is_quiet, started.elapsed());
+}
+
+/// What a thread of the background does again and again. After a panic it rests, and goes on: what it was at may have gone by then.
+pub(super) struct Look {
+    what: &'static str,
+    rests_until: Option<Instant>,
+}
+
+impl Look {
+    /// Of `what`, as the log calls it.
+    pub(super) fn new(what: &'static str) -> Self {
+        Self { what, rests_until: None }
+    }
+
+    /// Takes one; `None` where it panics or rests.
+    pub(super) fn take<T>(&mut self, look: impl FnOnce() -> T) -> Option<T> {
+        if self.rests_until.is_some_and(|until| Instant::now() < until) {
+            return None;
+        }
+        let done = caught(self.what, look);
+        self.rests_until = done.is_none().then(|| Instant::now() + REST);
+        done
     }
 }
 
@@ -193,5 +240,56 @@ impl MountedVolume {
         // those of domains without a journal wait for no commit
         let waiting = || self.domains.iter().filter(|d| d.keeps_journal()).map(|d| d.memory.dirty()).sum::<u64>();
         self.shared.options.cached_above && waiting() > many
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::*;
+    use crate::volume::Volume;
+    use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
+
+    #[test]
+    fn a_panic_in_one_domain_leaves_the_others_their_commits() {
+        let faults = Arc::new(FaultDevice::new(Arc::new(MemDevice::new(16384)), 1));
+        let device: Arc<dyn Device> = faults.clone();
+        let o = MkfsOptions { domains: Some(3), placement: Placement::Spread, ..MkfsOptions::default() };
+        crate::mkfs::format(std::slice::from_ref(&device), &o).unwrap();
+        let commit_interval = Duration::from_millis(1);
+        let o = MountOptions { background: false, commit_interval, ..MountOptions::default() };
+        let v = Volume::mount(vec![device], o).unwrap();
+        let m = v.mounted().clone();
+        // some of each domain
+        for i in 0..12 {
+            let node = NewNode { kind: FileKind::File, mode: 0o755, umask: 0, rdev: 0, target: b"" };
+            v.create(InodeNo::ROOT, format!("f{i}").as_bytes(), &node, &Cred::root()).unwrap();
+        }
+        assert!(m.domains.iter().all(|d| d.has_changes()));
+        faults.add(Rule::new(Op::Write, Effect::Panic).times(1));
+        let stop = Arc::new(Stop::default());
+        let (mounted, end) = (m.clone(), stop.clone());
+        let one = std::thread::spawn(move || run(&mounted, &end, Instant::now(), (0, 1)));
+        let began = Instant::now();
+        let is_done = || m.domains.iter().all(|d| d.failed().is_some() || !d.has_changes());
+        while !is_done() && began.elapsed() < Duration::from_secs(60) && !one.is_finished() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        *stop.flag.lock() = true;
+        stop.wake.notify_all();
+        one.join().expect("the thread goes on");
+        assert_eq!(m.domains.iter().filter(|d| d.failed().is_some()).count(), 1);
+        assert!(is_done(), "the others commit");
+        v.crash();
+    }
+
+    #[test]
+    fn a_look_that_panics_rests_and_comes_back() {
+        let mut look = Look::new("a test");
+        assert_eq!(look.take(|| 1), Some(1));
+        assert_eq!(look.take(|| -> i32 { panic!("on purpose") }), None);
+        assert_eq!(look.take(|| 1), None, "it rests");
+        look.rests_until = Some(Instant::now());
+        assert_eq!(look.take(|| 1), Some(1));
     }
 }

@@ -11,6 +11,7 @@ use super::eviction::Held;
 use crate::domain::Domain;
 use crate::domain::ceiling::dirty_pages_of;
 use crate::domain::flush::Flushed;
+use crate::panics::caught;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -83,7 +84,8 @@ impl MountedVolume {
     /// Writes back whenever somebody asks, until the calls end.
     pub(super) fn serve_calls(&self) {
         while self.calls.wait() {
-            self.write_back();
+            // who asked does not wait for it; who asks next finds the thread
+            let _ = caught("writing back for want of memory", || self.write_back());
         }
     }
 
