@@ -15,6 +15,24 @@ thread_local! {
     static REAPING: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
+/// This thread is [`REAPING`], until it is dropped, by a panic as well: the thread may reap again after that.
+struct Reaping;
+
+impl Drop for Reaping {
+    fn drop(&mut self) {
+        REAPING.set(false);
+    }
+}
+
+/// Does `work`; `None` where this thread is at it already.
+fn reaping<R>(work: impl FnOnce() -> R) -> Option<R> {
+    if REAPING.replace(true) {
+        return None;
+    }
+    let _reaping = Reaping;
+    Some(work())
+}
+
 impl MountedVolume {
     /// Whether the inode may lose a name. One that is open or held stays without, and each commit lists all that do in the journal.
     ///
@@ -146,12 +164,7 @@ impl MountedVolume {
     /// As [`Self::reap`], the first one: that inode is tried again another time, and those behind it are deleted all the
     /// same. Who looks for room goes on: it may be a domain that he does not need.
     pub(crate) fn reap_zombies(&self) -> Result<()> {
-        if REAPING.replace(true) {
-            return Ok(());
-        }
-        let done = self.reap_all();
-        REAPING.set(false);
-        done
+        reaping(|| self.reap_all()).unwrap_or(Ok(()))
     }
 
     /// [`Self::reap_zombies`], by who goes on whatever becomes of it: a commit, which follows, may free more.
@@ -176,5 +189,17 @@ impl MountedVolume {
             }
         }
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_reaps_again_after_a_panic() {
+        let panics = || reaping(|| -> () { panic!("on purpose") });
+        std::panic::catch_unwind(panics).unwrap_err();
+        assert!(reaping(|| reaping(|| ()).is_none()).expect("it is at it still"));
     }
 }

@@ -73,12 +73,20 @@ thread_local! {
     static LAST: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
+/// This thread is [`LAST`], until it is dropped, by a panic as well: the thread may serve other volumes after that.
+struct Last;
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        LAST.set(false);
+    }
+}
+
 /// Does what is left to do on a volume that takes no more operations, by the one that will commit once more.
 pub(super) fn as_the_last<R>(work: impl FnOnce() -> R) -> R {
     LAST.set(true);
-    let done = work();
-    LAST.set(false);
-    done
+    let _last = Last;
+    work()
 }
 
 /// Domains, each once, by their numbers.
@@ -437,5 +445,16 @@ impl Drop for Op<'_> {
     #[inline]
     fn drop(&mut self) {
         self.give_back();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_is_the_last_one_no_more_after_a_panic() {
+        std::panic::catch_unwind(|| as_the_last(|| panic!("on purpose"))).unwrap_err();
+        assert!(!LAST.get());
     }
 }
