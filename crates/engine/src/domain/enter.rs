@@ -5,6 +5,7 @@ use super::Domain;
 use super::tx::{self, CELL_COST, Tx};
 use crate::cell::cache::Memory;
 use crate::error::Result;
+use crate::panics::error_of;
 use crate::types::InodeNo;
 use braidfs_format::BLOCK_BYTES;
 use braidfs_sync::{PassReadGuard, rank};
@@ -24,6 +25,8 @@ pub struct Enter<'a> {
     guard: PassReadGuard<'a, Arc<Tx>, rank::Gate>,
     /// Journal bytes that are announced and not yet used.
     expected: std::cell::Cell<usize>,
+    /// It was entered by what a panic drops, which may end well.
+    in_panic: bool,
 }
 
 impl Enter<'_> {
@@ -61,6 +64,13 @@ impl Enter<'_> {
     pub fn begin_io(&self) -> tx::PendingIo {
         self.guard.begin_io()
     }
+
+    /// The operation may be half done. The gate is left after that: no commit makes it durable.
+    #[cold]
+    #[inline(never)]
+    fn fail_by_panic(&self) {
+        self.domain.fail(&error_of("an operation"));
+    }
 }
 
 impl Drop for Enter<'_> {
@@ -68,6 +78,9 @@ impl Drop for Enter<'_> {
         // what it used of that has been counted by itself
         if self.expected.get() > 0 {
             self.guard.expect_no_more(self.expected.get());
+        }
+        if std::thread::panicking() && !self.in_panic {
+            self.fail_by_panic();
         }
     }
 }
@@ -84,7 +97,7 @@ impl Domain {
             self.check_writable()?;
             let guard = self.gate.read();
             if self.has_room_for(&guard) {
-                return Ok(Enter { domain: self, guard, expected: std::cell::Cell::new(0) });
+                return Ok(self.entered(guard));
             }
             drop(guard);
             self.make_room_to_enter()?;
@@ -99,7 +112,7 @@ impl Domain {
         self.check_writable()?;
         let guard = self.gate.read();
         let fits = self.has_room_for(&guard);
-        Ok(fits.then(|| Enter { domain: self, guard, expected: std::cell::Cell::new(0) }))
+        Ok(fits.then(|| self.entered(guard)))
     }
 
     fn needs_room(&self) -> bool {
@@ -112,7 +125,12 @@ impl Domain {
     /// [`Self::check_writable`].
     pub fn enter_unthrottled(&self) -> Result<Enter<'_>> {
         self.check_writable()?;
-        Ok(Enter { domain: self, guard: self.gate.read(), expected: std::cell::Cell::new(0) })
+        Ok(self.entered(self.gate.read()))
+    }
+
+    #[inline(always)]
+    fn entered<'a>(&'a self, guard: PassReadGuard<'a, Arc<Tx>, rank::Gate>) -> Enter<'a> {
+        Enter { domain: self, guard, expected: std::cell::Cell::new(0), in_panic: std::thread::panicking() }
     }
 
     /// Makes journal room, or commits because the running transaction holds too much of the cache and lets as much go.

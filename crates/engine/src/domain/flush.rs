@@ -64,7 +64,8 @@ impl Domain {
         // the cell first, as they were taken
         drop(guard);
         drop(e);
-        self.submit(out.writes).inspect_err(|e| self.fail(e))
+        // before `_io` lets a commit go on
+        self.failing_on_panic("a write of data", || self.submit(out.writes)).inspect_err(|e| self.fail(e))
     }
 
     /// Whether commits leave data alone (`data=writeback`): whoever promises that data is durable asks for it first.

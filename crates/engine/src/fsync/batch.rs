@@ -22,7 +22,7 @@ use std::sync::Arc;
 type Fits = SmallVec<[bool; 1]>;
 
 /// What an fsync of a file has to do.
-pub(super) enum Gathered {
+pub(super) enum Gathered<'a> {
     /// Everything is durable already.
     Clean,
     /// Names or directories changed meanwhile: gather again.
@@ -32,16 +32,18 @@ pub(super) enum Gathered {
     /// A transaction of the file's domain must be durable first; then gather again.
     Wait(TxId),
     /// Written and flushed, it is done.
-    Ready(Box<ToWrite>),
+    Ready(Box<ToWrite<'a>>),
 }
 
 /// What makes a file durable, with new directories above it.
-pub(super) struct ToWrite {
+pub(super) struct ToWrite<'a> {
     cell: Arc<Cell>,
     reach: Reach,
     batches: SmallVec<[(DomainId, Batch); 1]>,
     /// Directories, with the versions that will be durable.
     linked: Vec<(Arc<Cell>, u64)>,
+    /// What is in the batches is marked as changed no more.
+    panics: SmallVec<[FailOnPanic<'a>; 1]>,
 }
 
 impl MountedVolume {
@@ -50,7 +52,7 @@ impl MountedVolume {
     ///
     /// # Errors
     /// Of the device; the domain fails then.
-    pub(super) fn gather(&self, c: &Arc<Cell>, data_only: bool, may_wait: bool) -> Result<Gathered> {
+    pub(super) fn gather(&self, c: &Arc<Cell>, data_only: bool, may_wait: bool) -> Result<Gathered<'_>> {
         let _spending = self.shared.spend(&self.dom(c.domain).budget);
         let path = self.pending_path(c)?;
         if !path.commit.is_empty() || !path.with.is_empty() {
@@ -83,15 +85,17 @@ impl MountedVolume {
 
     /// Writes what was gathered and flushes. Of each whether it is durable; false where a journal has no room and a commit
     /// must do it.
-    pub(super) fn write_gathered(&self, all: impl IntoIterator<Item = ToWrite>) -> SmallVec<[Result<bool>; 1]> {
+    pub(super) fn write_gathered<'a>(&self, all: impl IntoIterator<Item = ToWrite<'a>>) -> SmallVec<[Result<bool>; 1]> {
         // those of a domain in one submission
         let mut by_domain: BTreeMap<DomainId, SmallVec<[(usize, Batch); 1]>> = BTreeMap::new();
         let mut files: SmallVec<[_; 1]> = SmallVec::new();
+        let mut panics: SmallVec<[FailOnPanic<'_>; 2]> = SmallVec::new();
         for (i, w) in all.into_iter().enumerate() {
             for (d, b) in w.batches {
                 by_domain.entry(d).or_default().push((i, b));
             }
             files.push((w.cell, w.reach, w.linked));
+            panics.extend(w.panics);
         }
         let mut results: SmallVec<[Result<bool>; 1]> = files.iter().map(|_| Ok(true)).collect();
         // of each domain the files that have a batch in it
@@ -115,6 +119,7 @@ impl MountedVolume {
                 Err(e) => self.give_error(e, *d, which.iter().copied(), &mut results),
             }
         }
+        panics.into_iter().for_each(FailOnPanic::disarm);
         // The device of one that failed may be gone: it is not flushed. It may have failed after this wrote to it, by what
         // another thread did: its files are not durable then.
         let mut flushed: SmallVec<[DomainId; 2]> = SmallVec::new();
@@ -249,7 +254,7 @@ impl MountedVolume {
             dup
         });
         let mut locked: SmallVec<[_; 1]> = SmallVec::new();
-        let mut ready: SmallVec<[ToWrite; 1]> = SmallVec::new();
+        let mut ready: SmallVec<[ToWrite<'_>; 1]> = SmallVec::new();
         let mut index: SmallVec<[usize; 1]> = SmallVec::new();
         for (c, data_only, i) in &cells {
             // several of these at once are only tried: nobody waits for a file with others held
@@ -286,13 +291,13 @@ impl MountedVolume {
     }
 }
 
-fn with_ancestors(
+fn with_ancestors<'a>(
     c: &Arc<Cell>,
     mut own: Batch,
     reach: Reach,
     ancestors: Vec<Ancestor>,
-    enters: &Enters<'_>,
-) -> ToWrite {
+    enters: &Enters<'a>,
+) -> ToWrite<'a> {
     let mut batches: SmallVec<[(DomainId, Batch); 1]> = SmallVec::new();
     let mut linked = Vec::new();
     if !ancestors.is_empty() {
@@ -311,5 +316,6 @@ fn with_ancestors(
         }
     }
     batches.push((c.domain, own));
-    ToWrite { cell: c.clone(), reach, batches, linked }
+    let panics = enters.iter().map(|e| e.domain.fail_on_panic("an fsync")).collect();
+    ToWrite { cell: c.clone(), reach, batches, linked, panics }
 }

@@ -1,7 +1,9 @@
 //! Syncs beside changes of names.
 
+use super::batch::Gathered;
 use crate::{Cred, DomainId, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, Placement, RenameMode, Volume};
 use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -116,6 +118,38 @@ fn a_panic_of_who_is_told_is_nobody_elses() {
     assert!(polled.wait().is_ok());
     assert_eq!(i.syncing.under_way.load(Relaxed), 0);
     v.sync_start().wait().unwrap();
+}
+
+/// Data that no thread has written, after a panic, is not published by a commit that waited for it.
+#[test]
+fn a_panic_in_a_write_of_data_fails_the_domain() {
+    let (v, faults, files) = written(1);
+    let i = v.mounted().clone();
+    let c = i.cell(files[0]).unwrap();
+    let dom = i.dom(c.domain);
+    faults.add(Rule::new(Op::Write, Effect::Panic).times(1));
+    catch_unwind(AssertUnwindSafe(|| dom.flush_cell(&c))).unwrap_err();
+    v.sync().unwrap_err();
+    assert!(dom.failed().is_some());
+    v.crash();
+}
+
+/// What was gathered for an fsync is marked as changed no more: where it is not written, by a panic, its domain fails.
+#[test]
+fn a_panic_with_something_gathered_fails_the_domain() {
+    let (v, _, files) = written(1);
+    let i = v.mounted().clone();
+    let c = i.cell(files[0]).unwrap();
+    let gathered = i.gather(&c, false, true).unwrap();
+    assert!(matches!(gathered, Gathered::Ready(_)));
+    catch_unwind(AssertUnwindSafe(|| {
+        let _gathered = gathered;
+        panic!("on purpose")
+    }))
+    .unwrap_err();
+    assert!(i.dom(c.domain).failed().is_some());
+    v.fsync(files[0], false).unwrap_err();
+    v.crash();
 }
 
 /// A panic in the fsync itself: whoever waits for it is told of an error, and so is who comes later.

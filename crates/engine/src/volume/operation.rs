@@ -451,6 +451,71 @@ impl Drop for Op<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::volume::Volume;
+    use braidfs_device::{Device, MemDevice};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    /// A file of a volume of two domains.
+    fn a_file(device: &Arc<dyn Device>) -> (Volume, InodeNo) {
+        let o = MkfsOptions { domains: Some(2), ..MkfsOptions::default() };
+        crate::mkfs::format(std::slice::from_ref(device), &o).unwrap();
+        let v = mount(device);
+        let node = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
+        let ino = v.create(InodeNo::ROOT, b"f", &node, &Cred::root()).unwrap().ino;
+        v.sync().unwrap();
+        (v, ino)
+    }
+
+    fn mount(device: &Arc<dyn Device>) -> Volume {
+        Volume::mount(vec![device.clone()], MountOptions { background: false, ..MountOptions::default() }).unwrap()
+    }
+
+    fn change(m: &MountedVolume, ino: InodeNo, panics: bool) {
+        let c = m.cell(ino).unwrap();
+        let mut op = Op::new(m);
+        op.begin(&[c.domain], 1, false).unwrap();
+        let mut st = c.state.write();
+        op.touch(&c, &mut st).unwrap();
+        st.mtime.sec = 77;
+        assert!(!panics, "on purpose");
+    }
+
+    #[test]
+    fn no_commit_takes_along_what_a_panic_has_left_half_done() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(16384));
+        let (v, ino) = a_file(&device);
+        let m = v.mounted().clone();
+        catch_unwind(AssertUnwindSafe(|| change(&m, ino, true))).unwrap_err();
+        let of_file = m.cell(ino).unwrap().domain;
+        assert!(m.domains.iter().all(|d| d.failed().is_some() == (d.id == of_file)), "it alone");
+        v.fsync(ino, false).unwrap_err();
+        v.sync().unwrap_err();
+        drop(m);
+        // an unmount tries it, too
+        drop(v);
+        let v = mount(&device);
+        let c = v.mounted().cell(ino).unwrap();
+        assert_ne!(c.state.read().mtime.sec, 77);
+    }
+
+    /// What a user's panic drops, such as an open file, may change the volume, and does it as always.
+    #[test]
+    fn an_operation_of_what_a_panic_drops_is_a_whole_one() {
+        struct Changes<'a>(&'a MountedVolume, InodeNo);
+        impl Drop for Changes<'_> {
+            fn drop(&mut self) {
+                change(self.0, self.1, false);
+            }
+        }
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(16384));
+        let (v, ino) = a_file(&device);
+        let user = || {
+            let _changes = Changes(v.mounted(), ino);
+            panic!("a user's bug")
+        };
+        catch_unwind(AssertUnwindSafe(user)).unwrap_err();
+        v.sync().unwrap();
+    }
 
     #[test]
     fn a_thread_is_the_last_one_no_more_after_a_panic() {
