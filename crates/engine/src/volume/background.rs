@@ -73,6 +73,8 @@ impl Background {
             let (mounted, stop) = (mounted.clone(), stop.clone());
             b.spawn(format!("braidfs-bg-{t}"), move || run(&mounted, &stop, started, (t, n)))?;
         }
+        let (volume, end) = (mounted.clone(), stop.clone());
+        b.spawn("braidfs-volume".into(), move || look_after_volume(&volume, &end))?;
         let (tenants, end) = (mounted.clone(), stop.clone());
         b.spawn("braidfs-moves".into(), move || {
             let mut moves = Moves::default();
@@ -131,10 +133,9 @@ impl Drop for Background {
 /// The work of thread `t` of `n`, which began at `started`: domains `t`, `t + n`, …
 fn run(mounted: &MountedVolume, stop: &Stop, started: Instant, (t, n): (usize, usize)) {
     workers::become_own();
-    let (mut last_commit, mut last_look) = (Instant::now(), Instant::now());
+    let mut last_commit = Instant::now();
     let mut quiet = Quiet::default();
-    let (mut looks, mut others) =
-        (Look::new("a look at the volume"), Look::new("the background's work for the volume"));
+    let mut looks = Look::new("a look at the volume");
     while !stop.within(TICK) {
         let due = last_commit.elapsed() >= mounted.shared.runtime.commit_interval();
         if due {
@@ -159,20 +160,30 @@ fn run(mounted: &MountedVolume, stop: &Stop, started: Instant, (t, n): (usize, u
                 d.fail(&error_of(WORK));
             }
         }
-        if t == 0 {
-            let _ = others.take(|| {
-                if due && let Err(e) = mounted.reap_zombies() {
+    }
+}
+
+/// What the volume needs as a whole. Its thread may have to wait for the device of any domain, but no domain's commits wait for it.
+fn look_after_volume(mounted: &MountedVolume, stop: &Stop) {
+    workers::become_own();
+    let (mut last_reaped, mut last_look) = (Instant::now(), Instant::now());
+    let mut look = Look::new("the background's work for the volume");
+    while !stop.within(TICK) {
+        let _ = look.take(|| {
+            if last_reaped.elapsed() >= mounted.shared.runtime.commit_interval() {
+                last_reaped = Instant::now();
+                if let Err(e) = mounted.reap_zombies() {
                     tracing::warn!("reclaiming replaced files: {e}");
                 }
-                if last_look.elapsed() >= SOFT_LIMITS {
-                    last_look = Instant::now();
-                    mounted.look_at_soft_limits();
-                    mounted.look_at_quotas();
-                }
-                mounted.balance_memory();
-                frames::trim();
-            });
-        }
+            }
+            if last_look.elapsed() >= SOFT_LIMITS {
+                last_look = Instant::now();
+                mounted.look_at_soft_limits();
+                mounted.look_at_quotas();
+            }
+            mounted.balance_memory();
+            frames::trim();
+        });
     }
 }
 
