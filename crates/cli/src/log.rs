@@ -17,7 +17,8 @@ pub struct LogArgs {
     /// [default: warn; of a mount in the foreground, or with --log-file: info; fsck: error]
     #[arg(long = "log", value_name = "LEVEL", env = "BRAIDFS_LOG", global = true)]
     level: Option<String>,
-    /// Log into this file (appended to) rather than to the terminal or, of a mount in the background, to the system's log
+    /// Log into this file (appended to) rather than to the terminal or, of a mount in the background, to the system's
+    /// log
     #[arg(long, value_name = "FILE", env = "BRAIDFS_LOG_FILE", global = true)]
     log_file: Option<PathBuf>,
 }

@@ -1,7 +1,9 @@
-//! The system's log, as syslog(3) writes it: for a mount in the background, whose standard error is `/dev/null` once it stands.
+//! The system's log, as syslog(3) writes it: for a mount in the background, whose standard error is `/dev/null` once it
+//! stands.
 //!
-//! Whoever mounted by mount(8) or `/etc/fstab` looks for what went wrong where the kernel's file systems say it, in the journal. A line
-//! never waits: what the system's log does not take at once is lost, since the log itself may lie on the volume that is served.
+//! Whoever mounted by mount(8) or `/etc/fstab` looks for what went wrong where the kernel's file systems say it, in the
+//! journal. A line never waits: what the system's log does not take at once is lost, since the log itself may lie on the
+//! volume that is served.
 
 use rustix::fs::{fstat, major, minor};
 use std::io::{self, Write};

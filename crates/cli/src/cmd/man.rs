@@ -108,7 +108,8 @@ fn visible(of: &clap::Command) -> impl Iterator<Item = &clap::Command> {
     of.get_subcommands().filter(|s| !s.is_hide_set() && s.get_name() != "help")
 }
 
-/// A command of a command, as a part of the page of that: what it does, how it is called, and its options but for those that all have.
+/// A command of a command, as a part of the page of that: what it does, how it is called, and its options but for those
+/// that all have.
 fn nested(command: &clap::Command, out: &mut Vec<u8>) -> std::io::Result<()> {
     let everywhere = |a: &clap::Arg| a.is_global_set() || a.get_id() == "help";
     let command = command.clone().mut_args(|a| if everywhere(&a) { a.hide(true) } else { a });
@@ -259,10 +260,10 @@ number is); the mount, and an unmount, may take longer than the 90 seconds after
 .EE
 .RE
 .SH LOG
-Warnings and errors of the process in the background go to the system's log, as \fBbraidfs\fR: journalctl \-t braidfs shows them.
-With the option \fBlog=\fR, or \fIBRAIDFS_LOG_FILE\fR in the environment (of a unit for the mount, say), more of it goes into that
-file instead. \fIBRAIDFS_LOG\fR is the level: error, warn, info, debug or trace. \fIBRAIDFS_SYSLOG\fR is the socket of the
-system's log, in place of \fI/dev/log\fR; where it is empty nothing goes there.
+Warnings and errors of the process in the background go to the system's log, as \fBbraidfs\fR: journalctl \-t braidfs
+shows them. With the option \fBlog=\fR, or \fIBRAIDFS_LOG_FILE\fR in the environment (of a unit for the mount, say),
+more of it goes into that file instead. \fIBRAIDFS_LOG\fR is the level: error, warn, info, debug or trace.
+\fIBRAIDFS_SYSLOG\fR is the socket of the system's log, in place of \fI/dev/log\fR; where it is empty nothing goes there.
 .SH EXIT STATUS
 0: it is mounted. 1: wrong usage, an option that is unknown or refused. 2: a system error. 32: the mount failed.
 .SH EXAMPLES

@@ -67,11 +67,12 @@ const CLAIM_WAIT: Duration = Duration::from_secs(1);
     supervise: a parent waits for the process that serves the mount. If that dies (a crash, kill -9), the parent mounts \
     anew at the same place, unless it has died more than TIMES times within SECONDS (5/600). umount ends both, and so \
     does SIGTERM to either. Files that were open stay dead (ENOTCONN): see mounted.md. The log tells of it.\n\n\
-    Warnings and errors of a mount in the background go to the system's log (journalctl -t braidfs); with --log-file, or log=, all goes \
-    into that file.\n\n\
+    Warnings and errors of a mount in the background go to the system's log (journalctl -t braidfs); with --log-file, or \
+    log=, all goes into that file.\n\n\
     A DEVICE may lie on an NBD server: nbd://HOST[:PORT][/EXPORT], nbd+unix:///EXPORT?socket=PATH, with \
     ?timeout=SECONDS (30), connections=N (4), lease=SECONDS or off (15): remote.md. Such a volume has one writer.\n\n\
-    The documentation lies in /usr/share/doc/braidfs, in /usr/local/share where `make install` put it, or docs/ of the sources.\n\n\
+    The documentation lies in /usr/share/doc/braidfs, in /usr/local/share where `make install` put it, or docs/ of the \
+    sources.\n\n\
     Examples:\n  braidfs mount disk.img /mnt\n  braidfs mount -o ro,noatime /dev/sdb /dev/sdc /mnt\n  \
     braidfs mount nbd://storage/vol1 /mnt           on another machine's disk\n  \
     braidfs mount -f --log debug disk.img /mnt      in the foreground\n  \
@@ -81,7 +82,8 @@ const CLAIM_WAIT: Duration = Duration::from_secs(1);
     check by itself; systemd ends a mount after 90 seconds unless told otherwise:\n  \
     LABEL=data     /data  braidfs  noatime,x-systemd.mount-timeout=1h  0 2\n  \
     /srv/disk.img  /mnt   braidfs  nofail,x-systemd.mount-timeout=1h,x-systemd.requires=braidfs-fsck@srv-disk.img.service  0 0\n\n\
-    Exit codes: 0 it is mounted (with --foreground: it was, and is closed), 1 wrong usage, 2 system error, 32 the mount failed.")]
+    Exit codes: 0 it is mounted (with --foreground: it was, and is closed), 1 wrong usage, 2 system error, 32 the mount \
+    failed.")]
 pub struct Args {
     /// Mount options, separated by commas
     #[arg(short, long, value_name = "OPTIONS")]

@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Where the log goes by options of a mount (`log=`): the last one counts.
 pub fn log_file(lists: &[String]) -> Option<PathBuf> {
     let options = lists.iter().flat_map(|list| list.split(','));
-    options.filter_map(|o| o.strip_prefix("log=")).rfind(|file| !file.is_empty()).map(PathBuf::from)
+    options.filter_map(|o| o.strip_prefix("log=")).rfind(|file| file.starts_with('/')).map(PathBuf::from)
 }
 
 /// When to mount through a block device (`fuseblk`), which makes `umount` wait and `sync` work as in a kernel file
@@ -177,8 +177,9 @@ impl MountSpec {
         let need = || value.filter(|v| !v.is_empty()).ok_or_else(|| format!("needs a value: {name}=…"));
         match name {
             "commit" => self.commit = parse_commit(need()?)?,
-            // taken before the options are looked at
-            "log" => _ = need()?,
+            // taken before the options are looked at; a program that goes on with the mount works elsewhere
+            "log" if need()?.starts_with('/') => {}
+            "log" => return Err("log= is a path that begins with /".into()),
             "data" => self.data = Some(parse_data(need()?)?),
             "cache" => match need()? {
                 "back" => self.write_cache = Cache::Back,
@@ -499,8 +500,8 @@ mod tests {
     fn the_last_log_file_counts() {
         let of = |lists: &[&str]| log_file(&lists.iter().map(|l| (*l).to_string()).collect::<Vec<_>>());
         assert_eq!(of(&["ro,log=/a,noatime", "log=/b"]), Some("/b".into()));
-        assert_eq!((of(&["ro", "log="]), of(&[])), (None, None));
-        assert!(spec("log=/a").is_ok() && spec("log=").is_err());
+        assert_eq!((of(&["ro", "log="]), of(&["log=a"]), of(&[])), (None, None, None));
+        assert!(spec("log=/a").is_ok() && spec("log=").is_err() && spec("log=a").is_err());
     }
 
     #[test]

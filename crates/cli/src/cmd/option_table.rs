@@ -213,8 +213,8 @@ pub const TABLE: &[Row] = &[
         &["log=/var/log/braidfs.log"],
         How::Taken,
         Again::Ignored,
-        "Log into this file, as the option --log-file of braidfs-mount(8). Without it warnings and errors of a mount in the background \
-         go to the system's log, as braidfs.",
+        "Log into this file, a path from / on, as the option --log-file of braidfs-mount(8). Without it warnings and \
+         errors of a mount in the background go to the system's log, as braidfs.",
     ),
     row(
         &["tenant=web"],
@@ -228,8 +228,8 @@ pub const TABLE: &[Row] = &[
         How::Taken,
         Again::Changes,
         "For mount(8), which lets users mount; they imply nosuid and nodev, the first two noexec as well, unless a later \
-         option says otherwise. The server then runs as that user, who must be able to read and write the device, and needs \
-         fusermount3; it is a plain FUSE mount, which others may enter with allow_other only.",
+         option says otherwise. The server then runs as that user, who must be able to read and write the device, \
+         and needs fusermount3; it is a plain FUSE mount, which others may enter with allow_other only.",
     ),
     row(&["remount"], How::Taken, Again::Changes, "Change options of what is mounted, see below."),
     row(&["bind"], How::Passed, Again::Changes, "With remount: change the options of this mount point alone."),
