@@ -1,8 +1,9 @@
 //! All metadata of a volume without its data, for bug reports: what [`metadata`] hands out, written to blank devices, is a
 //! volume on which a check finds what it finds on this one.
 //!
-//! File data, inline or not, and the values of extended attributes become zeros, and their checksums those of zeros. Names,
-//! targets of symbolic links, sizes, owners and times stay. Journals are replayed first, in memory, as a check without
+//! File data, inline or not, and the values of extended attributes become zeros, and their checksums those of zeros; so do the
+//! values in the record that the header of a domain without a journal keeps of its root directory. Names, targets of symbolic
+//! links that lie in the inode's record, sizes, owners and times stay. Journals are replayed first, in memory, as a check without
 //! repair does it; what they held is then in the tables, and they are left out. Left out, too: node blocks in segments
 //! whose table says that they hold data.
 
@@ -10,7 +11,8 @@ use crate::error::Result;
 use crate::repair::prepare;
 use crate::report::Finding;
 use braidfs_device::{AlignedBuf, BLOCK_BYTES, Device};
-use braidfs_format::block::{self, BlockKind, HEADER_BYTES};
+use braidfs_format::block::{self, BlockHeader, BlockKind, HEADER_BYTES};
+use braidfs_format::codec::Reader;
 use braidfs_format::domain::{CLEAN, DomainHeader};
 use braidfs_format::geometry::SEGMENT_BLOCKS;
 use braidfs_format::group::{SegmentKind, SegmentTable};
@@ -133,21 +135,45 @@ fn copy(
     Ok(())
 }
 
-fn has_magic(block: &[u8]) -> bool {
-    block.starts_with(&block::MAGIC.to_le_bytes())
+/// Whether a block begins as one of this volume, or of one of this place. Content of a file may begin with the magic, too.
+fn has_header(block: &[u8], volume: u32, addr: u64) -> bool {
+    let is_own = |h: &BlockHeader| h.volume.get() == volume || h.addr.get() == addr;
+    block.starts_with(&block::MAGIC.to_le_bytes()) && BlockHeader::of_block(block).is_some_and(|h| is_own(&h))
 }
 
 /// A block of a table. One that is none of `kinds` may be anything, on a device that was used before: its header alone is
 /// kept, so that it does not hold in the image either.
 fn known(block: &[u8], kinds: &[BlockKind], volume: u32, addr: u64) -> Vec<u8> {
-    if kinds.iter().any(|kind| block::open(block, *kind, volume, addr).is_ok()) { block.to_vec() } else { stub(block) }
+    let Some(kind) = kinds.iter().find(|kind| block::open(block, **kind, volume, addr).is_ok()) else {
+        return stub(block, volume, addr);
+    };
+    if *kind == BlockKind::Domain { domain_header(block, volume, addr) } else { block.to_vec() }
+}
+
+/// The header of a domain without values of attributes. That of one without a journal keeps the record of its root directory,
+/// which has some.
+fn domain_header(block: &[u8], volume: u32, addr: u64) -> Vec<u8> {
+    let (Some(mut h), Ok(seal)) = (DomainHeader::of_block(block), block::open(block, BlockKind::Domain, volume, addr))
+    else {
+        return stub(block, volume, addr);
+    };
+    let kept = h.scratch_root_record();
+    let mut out = vec![0; kept.len()];
+    // what is no record may be anything, and becomes zeros, which are none either
+    if let Ok(record) = NodeRecord::decode(&mut Reader::new(kept, "root directory of a tenant")) {
+        let blanked = blank_record(record, &Values::default()).encode();
+        let len = blanked.len().min(out.len());
+        out[..len].copy_from_slice(&blanked[..len]);
+    }
+    h.keep_scratch_root(&out);
+    h.to_block(volume, addr, 0, seal.seq.get())
 }
 
 /// The header of a block that does not hold, and no more of it.
-fn stub(block: &[u8]) -> Vec<u8> {
+fn stub(block: &[u8], volume: u32, addr: u64) -> Vec<u8> {
     let mut out = vec![0; BLOCK_BYTES];
     // its first bytes: not zero where the block was not, since a pair that was never written is no finding
-    let keep = if has_magic(block) { HEADER_BYTES } else { usize::from(block.iter().any(|b| *b != 0)) };
+    let keep = if has_header(block, volume, addr) { HEADER_BYTES } else { usize::from(block.iter().any(|b| *b != 0)) };
     out[..keep].copy_from_slice(&block[..keep]);
     if keep == 1 {
         out[0] = 0xff;
@@ -205,7 +231,7 @@ fn blank(block: &[u8], volume: u32, addr: BlockAddr, values: &Values) -> Option<
         return Some(block.to_vec());
     }
     let Ok(n) = NodeBlock::check(block, volume, addr) else {
-        return has_magic(block).then(|| stub(block));
+        return has_header(block, volume, addr.0).then(|| stub(block, volume, addr.0));
     };
     let header = block::open(block, BlockKind::Node, volume, addr.0).ok()?;
     let mut out = block.to_vec();

@@ -1,6 +1,9 @@
 //! An image of a crashed volume has its tree, and neither content nor values of attributes, wherever the volume keeps them.
 
-use braidfs::{Cred, InodeNo, JournalReplay, MkfsOptions, MountOptions, OpenHow, Volume, XattrMode, mkfs};
+use braidfs::{
+    Cred, InodeNo, JournalMode, JournalReplay, MkfsOptions, MountOptions, OpenHow, TenantBudget, Volume, XattrMode,
+    mkfs,
+};
 use braidfs_check::{FsckOptions, check, image};
 use braidfs_device::{BLOCK_BYTES, Device, MemDevice};
 use std::sync::Arc;
@@ -112,6 +115,7 @@ fn nothing_of_what_the_device_held_before() {
     // blocks of an earlier volume, on all of the device: with a header, and content of files behind it
     let mut old = vec![0xa5; BLOCK_BYTES];
     old[..4].copy_from_slice(b"BRFS");
+    old[4..4 + SECRET.len()].copy_from_slice(SECRET);
     for (at, bytes) in old.chunks_mut(64).enumerate() {
         bytes[32..32 + SECRET.len()].copy_from_slice(SECRET);
         bytes[60] = at as u8;
@@ -131,4 +135,36 @@ fn nothing_of_what_the_device_held_before() {
     opened.metadata(&mut |_, at, block| copy.write(at, block), &|_, _| {}).unwrap();
     assert_eq!(leaks(copy.as_ref()), 0);
     assert_eq!(findings(&copy), wanted);
+}
+
+/// The header of a domain without a journal keeps the record of its root directory, with the values of its attributes.
+#[test]
+fn of_a_tenant_without_a_journal() {
+    let mem = Arc::new(MemDevice::new(BLOCKS));
+    let dev: Arc<dyn Device> = mem.clone();
+    let o = MkfsOptions { domains: Some(2), group_bytes: Some(4 << 20), ..MkfsOptions::default() };
+    mkfs::format(std::slice::from_ref(&dev), &o).unwrap();
+    let v = Volume::mount(vec![Arc::clone(&dev)], options()).unwrap();
+    let budget = TenantBudget { space: Some(8 << 20), journal: Some(JournalMode::Scratch), ..TenantBudget::default() };
+    let t = v.tenant_create(InodeNo::ROOT, b"d", 0o2750, "t", budget, &Cred::root()).unwrap();
+    v.setxattr(t.root, b"user.key", &secrets(1500), XattrMode::Set).unwrap();
+    put(&v, "d/file", SECRET);
+    for crashed in [true, false] {
+        if !crashed {
+            v.sync().unwrap();
+        }
+        let from: Arc<dyn Device> = Arc::new(MemDevice::from_image(mem.snapshot()));
+        assert!(leaks(from.as_ref()) > 50, "the test looks for what is not there");
+        let opened = image::open(std::slice::from_ref(&from), &JournalReplay).unwrap();
+        let copy: Arc<dyn Device> = Arc::new(MemDevice::new(BLOCKS));
+        opened.metadata(&mut |_, at, block| copy.write(at, block), &|_, _| {}).unwrap();
+        assert_eq!(leaks(copy.as_ref()), 0);
+        assert_eq!(findings(&copy), Vec::<String>::new());
+        let v = Volume::mount(vec![copy], options()).unwrap();
+        let root = v.resolve(b"d", true, &Cred::root()).unwrap();
+        assert_eq!((root.ino, root.mode & 0o7777), (t.root, 0o2750));
+        assert_eq!(v.getxattr(t.root, b"user.key").unwrap(), vec![0; 1500]);
+        v.unmount().unwrap();
+    }
+    v.unmount().unwrap();
 }

@@ -63,6 +63,13 @@ pub struct BlockHeader {
 }
 const _: () = assert!(size_of::<BlockHeader>() == HEADER_BYTES);
 
+impl BlockHeader {
+    /// The first bytes of `block`, whatever they say; `None` where it is too short.
+    pub fn of_block(block: &[u8]) -> Option<Self> {
+        Self::read_from_prefix(block).ok().map(|(h, _)| h)
+    }
+}
+
 /// CRC-32C of `block` with bytes 4..8 taken as zero.
 pub fn checksum(block: &[u8]) -> u32 {
     let crc = crc32c::crc32c(&block[..4]);

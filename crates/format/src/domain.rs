@@ -202,6 +202,10 @@ impl DomainHeader {
     pub fn empty() -> Self {
         Self::new_zeroed()
     }
+    /// The fields of a block, whatever they say; `None` where it is too short.
+    pub fn of_block(block: &[u8]) -> Option<Self> {
+        Self::read_from_prefix(block).ok().map(|(h, _)| h)
+    }
     /// The sealed block for copy `copy` of the pair at device block `pair`.
     pub fn to_block(&self, volume: u32, pair: u64, copy: usize, seq: u64) -> Vec<u8> {
         let mut b = self.as_bytes().to_vec();
