@@ -20,7 +20,7 @@ use crate::repair::{self, prepare};
 use crate::report::{Finding, FsckOptions, FsckReport, Limits, Log, ScrubReport};
 use crate::rules::tenant;
 use crate::scan::space::Used;
-use crate::scan::{SMALL_GROUPS, dirs, names, nodes, space, tables, volume};
+use crate::scan::{SMALL_GROUPS, dirs, names, nodes, shared, space, tables, volume};
 use crate::threads::{cpus, each};
 use braidfs_device::Device;
 use braidfs_format::InodeNo;
@@ -365,8 +365,8 @@ fn scan_with(m: &Model, log: &mut Log, domain: &mut Domain, doubt: bool) -> Inod
         prepare::name_given_up(store, domain, log);
     }
     let mut inodes = nodes::read(store, log, domain, m.inodes.like());
-    space::drop_old_blocks(store, log, domain, &mut inodes);
-    space::resolve_shared(store, log, domain, &mut inodes);
+    shared::drop_old_blocks(store, log, domain, &mut inodes);
+    shared::resolve_shared(store, log, domain, &mut inodes);
     dirs::check(store, log, domain, &mut inodes);
     space::check(store, log, domain, &inodes);
     inodes

@@ -2,6 +2,7 @@
 
 mod cut_off;
 mod preen;
+mod shared;
 
 use super::*;
 use crate::collect::Records;

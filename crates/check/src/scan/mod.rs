@@ -4,6 +4,7 @@ pub mod dirs;
 pub mod names;
 pub mod nodes;
 mod records;
+pub mod shared;
 pub mod space;
 pub mod tables;
 pub mod volume;

@@ -1,4 +1,5 @@
-//! Checks the space of a domain: no block used twice; bitmaps, owners and live counts equal to what is referenced.
+//! Checks the space of a domain: bitmaps, owners and live counts equal to what is referenced. (Blocks used twice:
+//! [`super::shared`].)
 
 use crate::codes;
 use crate::model::inodes::{Inodes, addr_of};
@@ -6,12 +7,11 @@ use crate::parts::domain::{Domain, Group, Mend};
 use crate::report::Log;
 use crate::rules::group::{has_owners, owners};
 use crate::rules::space::{fixed, in_journal, kind_fits};
-use braidfs_device::BLOCK_BYTES;
+use braidfs_format::BlockAddr;
 use braidfs_format::geometry::SEGMENT_BLOCKS;
-use braidfs_format::group::{OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, Temperature, decode_owners};
-use braidfs_format::{BlockAddr, InodeNo};
-
+use braidfs_format::group::{OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, Temperature};
 use braidfs_store::Store;
+
 /// A run of blocks in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claim {
@@ -21,6 +21,13 @@ pub struct Claim {
     pub len: u32,
     /// Owner of the first; `lblk` counts up.
     pub owner: Owner,
+}
+
+impl Claim {
+    /// One past the last block.
+    pub fn end(&self) -> u64 {
+        self.addr.0 + u64::from(self.len)
+    }
 }
 
 /// The blocks that a domain uses, given group by group.
@@ -72,105 +79,6 @@ impl<'a> Used<'a> {
         out.extend(whole.iter().take_while(|c| c.addr < end));
         out.sort_by_key(|c| (c.addr, c.owner.node));
         out
-    }
-}
-
-/// What the owner table of the device says of a block; `None` where it cannot be read.
-fn owner_on_device(store: &Store, addr: BlockAddr) -> Option<Owner> {
-    let (group, segment, block) = store.geometry().split(addr);
-    let pair = store.geometry().owners_addr(group, segment, block / OWNERS_PER_BLOCK);
-    let mut buf = vec![0u8; 2 * BLOCK_BYTES];
-    store.read(pair, &mut buf).ok()?;
-    let (_, _, owners) = decode_owners(&buf, store.volume, pair).ok()?;
-    owners.get((block % OWNERS_PER_BLOCK) as usize).copied()
-}
-
-/// Finds blocks used twice. The one that the owner table names keeps them (node blocks always); the other gets a hole.
-pub fn resolve_shared(store: &Store, log: &mut Log, domain: &Domain, inodes: &mut Inodes) {
-    loop {
-        let used = Used::of(domain, inodes);
-        let mut holes: Vec<(InodeNo, u64, u64)> = Vec::new();
-        let mut last: Option<Claim> = None;
-        for c in domain.groups.keys().flat_map(|group| used.group(store, *group)) {
-            let Some(p) = last else {
-                last = Some(c);
-                continue;
-            };
-            let p_end = p.addr.0 + u64::from(p.len);
-            let c_end = c.addr.0 + u64::from(c.len);
-            if c.addr.0 < p_end {
-                let shared = c.addr.0..p_end.min(c_end);
-                let loser = if c.owner.node.0 == 0 {
-                    p
-                } else if p.owner.node.0 == 0 {
-                    c
-                } else {
-                    let owner = owner_on_device(store, c.addr).map(|o| o.node);
-                    if owner == Some(c.owner.node) && p.owner.node != c.owner.node { p } else { c }
-                };
-                let winner = if loser == c { p } else { c };
-                let n = shared.end - shared.start;
-                let by = if winner.owner.node.0 == 0 { "a node block".into() } else { winner.owner.node.to_string() };
-                let why = format!("{n} blocks at block {} are also used by {by}", shared.start);
-                log.add(codes::BLOCK_SHARED, Some(loser.owner.node.node()), why);
-                let from = loser.owner.lblk + (shared.start - loser.addr.0);
-                holes.push((loser.owner.node, from, from + n));
-            }
-            if c_end >= p_end {
-                last = Some(c);
-            }
-        }
-        if holes.is_empty() {
-            return;
-        }
-        for (node, from, to) in holes {
-            // What cannot be read again is noted, and ends the check.
-            let Some(ino) = inodes.body(store, domain, node, false) else { return };
-            ino.punch(from, to);
-            ino.inode.blocks = ino.extent_blocks();
-        }
-    }
-}
-
-/// Takes blocks from inodes whose records were found again that the tables no longer give them: the record was an older
-/// one, and what lies there now may be anybody's.
-pub fn drop_old_blocks(store: &Store, log: &mut Log, domain: &Domain, inodes: &mut Inodes) {
-    if domain.recovered.is_empty() {
-        return;
-    }
-    // Inode, logical block, place and length.
-    let mut extents: Vec<(InodeNo, u64, u64, u32)> = Vec::new();
-    for group in domain.groups.keys() {
-        let found = inodes.extents_in(*group).filter(|h| domain.recovered.contains(&h.node.node()));
-        extents.extend(found.map(|h| (h.node, h.lblk, addr_of(&store.geometry(), *group, h).0, h.len)));
-    }
-    for (node, ino) in inodes.wholes().filter(|(n, _)| domain.recovered.contains(&n.node())) {
-        extents.extend(ino.extents.iter().map(|e| (node, e.lblk, e.addr.0, e.len)));
-    }
-    extents.sort_unstable();
-    for of_one in extents.chunk_by(|a, b| a.0 == b.0) {
-        let node = of_one[0].0;
-        let mut gone: Vec<u64> = Vec::new();
-        for (lblk, addr) in of_one.iter().flat_map(|e| (0..u64::from(e.3)).map(move |i| (e.1 + i, e.2 + i))) {
-            let (group, segment, block) = store.geometry().split(BlockAddr(addr));
-            let valid = domain.groups.get(&group).and_then(|g| {
-                let table = g.segments.as_ref().filter(|_| !g.segments_doubtful)?;
-                table.get(segment as usize).map(|s| s.is_valid(block))
-            });
-            let owned = owner_on_device(store, BlockAddr(addr)).is_none_or(|o| (o.node, o.lblk) == (node, lblk));
-            if valid == Some(false) || !owned {
-                gone.push(lblk);
-            }
-        }
-        if gone.is_empty() {
-            continue;
-        }
-        let why = format!("{} blocks of an older version now belong to others: holes", gone.len());
-        log.add(codes::EXTENT_OLD, Some(node.node()), why);
-        if let Some(ino) = inodes.body(store, domain, node, false) {
-            gone.iter().for_each(|l| ino.punch(*l, l + 1));
-            ino.inode.blocks = ino.extent_blocks();
-        }
     }
 }
 
