@@ -364,8 +364,8 @@ fn scan_with(m: &Model, log: &mut Log, domain: &mut Domain, doubt: bool) -> Inod
         repair::rebuild_header(store, domain);
         prepare::name_given_up(store, domain, log);
     }
-    let mut inodes = nodes::read(store, log, domain, m.inodes.like());
-    shared::drop_old_blocks(store, log, domain, &mut inodes);
+    let (mut inodes, adopted) = nodes::read(store, log, domain, m.inodes.like());
+    shared::drop_old_blocks(store, log, domain, &adopted, &mut inodes);
     shared::resolve_shared(store, log, domain, &mut inodes);
     dirs::check(store, log, domain, &mut inodes);
     space::check(store, log, domain, &inodes);

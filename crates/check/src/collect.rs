@@ -14,6 +14,7 @@ use braidfs_format::inode::{Content, Extent, Inode};
 use braidfs_format::node::{NodeEntry, NodeKind, NodeRecord};
 use braidfs_format::{BlockAddr, Corrupt, InodeNo, NodeId};
 use braidfs_store::Store;
+use std::ops::Range;
 
 /// What was read before is not there any more.
 pub fn changed(node: NodeId, why: &str) -> Corrupt {
@@ -59,6 +60,12 @@ pub trait Source {
     /// # Errors
     /// [`codes::OVERFLOW_MISSING`], [`codes::OVERFLOW_SHARED`].
     fn take(&mut self, owner: InodeNo, node: NodeId, kind: NodeKind) -> Checked<Vec<u8>>;
+
+    /// As [`Visitor::spare_leaves`].
+    fn spare_leaves(&mut self, owner: InodeNo, version: u64, range: Range<u64>) -> Vec<(NodeId, Vec<Extent>)> {
+        let _ = (owner, version, range);
+        Vec::new()
+    }
 }
 
 impl Source for Records<'_> {
@@ -115,6 +122,10 @@ impl Visitor for Collector<'_> {
             });
         }
         Ok(out)
+    }
+
+    fn spare_leaves(&mut self, owner: InodeNo, version: u64, range: Range<u64>) -> Vec<(NodeId, Vec<Extent>)> {
+        self.source.as_mut().map_or_else(Vec::new, |source| source.spare_leaves(owner, version, range))
     }
 
     fn holds(&self, addr: BlockAddr, len: u64) -> bool {

@@ -3,6 +3,7 @@
 mod cut_off;
 mod preen;
 mod shared;
+mod trees;
 
 use super::*;
 use crate::collect::Records;

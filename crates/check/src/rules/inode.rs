@@ -196,19 +196,32 @@ impl Walk<'_> {
         for (first, end, n) in ranges(&refs, u64::MAX) {
             let Some(payload) = self.visitor.overflow(self.node, &[n], NodeKind::ExtentIndex)?.pop().flatten() else {
                 self.ino.dirty.extents = true;
+                self.spare(first, end)?;
                 continue;
             };
             self.ino.tree.push(n);
-            match decode_refs(&payload) {
+            let lost = match decode_refs(&payload) {
                 Ok(refs) if refs.iter().all(|r| r.first >= first && r.first < end) => {
                     if refs.first().is_none_or(|r| r.first != first) {
                         self.bad(codes::EXTENT_ORDER, format!("extent index {n} does not begin at {first}"))?;
                     }
                     self.leaves(&ranges(&refs, end))?;
+                    continue;
                 }
-                Ok(_) => self.bad(codes::EXTENT_ORDER, format!("extent index {n} leaves its range"))?,
-                Err(e) => self.bad(codes::EXTENT_ORDER, format!("extent index {n}: {e}"))?,
-            }
+                Ok(_) => "leaves its range".into(),
+                Err(e) => e.to_string(),
+            };
+            self.bad(codes::EXTENT_ORDER, format!("extent index {n}: {lost}"))?;
+            self.spare(first, end)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the extents in leaves that a lost index node for `first..end` named.
+    fn spare(&mut self, first: u64, end: u64) -> Checked<()> {
+        for (n, extents) in self.visitor.spare_leaves(self.node, self.ino.version, first..end) {
+            self.ino.tree.push(n);
+            self.extents_of_leaf(extents)?;
         }
         Ok(())
     }

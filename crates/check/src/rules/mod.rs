@@ -27,6 +27,7 @@ use braidfs_format::inode::Extent;
 use braidfs_format::node::NodeKind;
 use braidfs_format::super_block::{INCOMPAT_DATA_SUMS, SuperBlock};
 use braidfs_format::{BlockAddr, Corrupt, InodeNo, NodeId};
+use std::ops::Range;
 
 /// Overflow nodes or buckets read at a time (4 KiB each).
 const AT_A_TIME: usize = 128;
@@ -71,6 +72,14 @@ pub trait Visitor {
     /// # Errors
     /// [`OVERFLOW_MISSING`](crate::codes::OVERFLOW_MISSING) and the like, where the walk is to end.
     fn overflow(&mut self, owner: InodeNo, nodes: &[NodeId], kind: NodeKind) -> Checked<Vec<Option<Vec<u8>>>>;
+
+    /// Extent leaves that belong to `owner`, whose record is of `version`, and that nothing names since the index node that did
+    /// is lost: each with its extents, in the order of logical blocks, all of them in `range`. A pass that repairs nothing
+    /// has none.
+    fn spare_leaves(&mut self, owner: InodeNo, version: u64, range: Range<u64>) -> Vec<(NodeId, Vec<Extent>)> {
+        let _ = (owner, version, range);
+        Vec::new()
+    }
 
     /// Whether `len` blocks from `addr` are data blocks of the inode's domain.
     fn holds(&self, addr: BlockAddr, len: u64) -> bool;

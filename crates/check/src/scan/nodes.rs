@@ -11,10 +11,13 @@ use crate::parts::domain::Domain;
 use crate::parts::ino::Ino;
 use crate::report::{Bad, Checked, Log};
 use crate::rules::{inode, record};
-use braidfs_format::inode::{Content, Inode};
+use braidfs_format::inode::{Content, Extent, Inode, decode_extents};
 use braidfs_format::node::{NodeKind, NodeRecord};
 use braidfs_format::{Corrupt, InodeNo, NodeId};
 use braidfs_store::Store;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
 
 /// An overflow node of a domain.
 struct Overflow {
@@ -25,10 +28,55 @@ struct Overflow {
     taken: bool,
 }
 
+/// An extent leaf that its owner may have lost the way to.
+struct Spare {
+    /// In [`Overflows::nodes`].
+    at: usize,
+    version: u64,
+    extents: Vec<Extent>,
+}
+
 /// Overflow nodes of a domain, by number; each is given once.
 struct Overflows<'a> {
     nodes: Vec<Overflow>,
     records: Records<'a>,
+    /// Extent leaves by owner (places in `nodes`), once somebody asked.
+    leaves: Option<HashMap<InodeNo, Vec<usize>>>,
+    /// Those of the inode that asked last.
+    spare: Option<(InodeNo, Vec<Spare>)>,
+    /// Inodes that got leaves which nothing named.
+    adopted: HashSet<InodeNo>,
+}
+
+impl<'a> Overflows<'a> {
+    fn new(nodes: Vec<Overflow>, records: Records<'a>) -> Self {
+        Self { nodes, records, leaves: None, spare: None, adopted: HashSet::new() }
+    }
+
+    /// The leaves of `owner` that nobody has taken. Every change of an inode writes its record, so that none of its leaves is
+    /// of a later `version` than that: such a one belongs to a state that is lost.
+    fn spares(&mut self, owner: InodeNo, version: u64) -> Vec<Spare> {
+        let Self { nodes, records, leaves, .. } = self;
+        let leaves = leaves.get_or_insert_with(|| {
+            let mut all: HashMap<InodeNo, Vec<usize>> = HashMap::new();
+            for (at, o) in nodes.iter().enumerate().filter(|(_, o)| o.kind == NodeKind::ExtentLeaf) {
+                all.entry(o.owner).or_default().push(at);
+            }
+            all
+        });
+        let mut out = Vec::new();
+        for &at in leaves.get(&owner).into_iter().flatten().filter(|at| !nodes[**at].taken) {
+            let Ok((_, r)) = records.get(nodes[at].node) else { continue };
+            let Ok(extents) = decode_extents(&r.payload) else { continue };
+            let rises = extents.windows(2).all(|w| w[0].end() <= w[1].lblk);
+            if r.version <= version && rises && !extents.is_empty() {
+                out.push(Spare { at, version: r.version, extents });
+            }
+        }
+        // of two that are about the same blocks the newer one counts
+        out.sort_by_key(|s| Reverse(s.version));
+        out
+    }
 }
 
 impl Source for Overflows<'_> {
@@ -42,6 +90,31 @@ impl Source for Overflows<'_> {
         record::overflow(node, (o.owner, o.kind), owner, kind)?;
         o.taken = true;
         self.records.take(owner, node, kind)
+    }
+
+    fn spare_leaves(&mut self, owner: InodeNo, version: u64, range: Range<u64>) -> Vec<(NodeId, Vec<Extent>)> {
+        let mut spares = match self.spare.take() {
+            Some((of, spares)) if of == owner => spares,
+            _ => self.spares(owner, version),
+        };
+        // by the first logical block
+        let mut found: BTreeMap<u64, (NodeId, Vec<Extent>)> = BTreeMap::new();
+        let bounds = |e: &[Extent]| Some((e.first()?.lblk, e.last()?.end()));
+        for s in &mut spares {
+            let o = &mut self.nodes[s.at];
+            let Some((first, end)) = bounds(&s.extents).filter(|_| !o.taken) else { continue };
+            let before = found.range(..end).next_back();
+            let clash = before.and_then(|(_, (_, e))| bounds(e)).is_some_and(|b| b.1 > first);
+            if first >= range.start && end <= range.end && !clash {
+                o.taken = true;
+                found.insert(first, (o.node, std::mem::take(&mut s.extents)));
+            }
+        }
+        self.spare = Some((owner, spares));
+        if !found.is_empty() {
+            self.adopted.insert(owner);
+        }
+        found.into_values().collect()
     }
 }
 
@@ -61,8 +134,9 @@ fn stand_in(domain: &Domain, r: &NodeRecord, mut ino: Ino) -> Ino {
 }
 
 /// Reads all nodes of `domain`. Inodes are checked as they come, those with overflow nodes at last; the findings are in
-/// the order of the numbers all the same.
-pub fn read(store: &Store, log: &mut Log, domain: &mut Domain, mut inodes: Inodes) -> Inodes {
+/// the order of the numbers all the same. Beside the inodes: those of them that got extent leaves by what these say of
+/// themselves, so that only blocks which the owner tables confirm are theirs.
+pub fn read(store: &Store, log: &mut Log, domain: &mut Domain, mut inodes: Inodes) -> (Inodes, HashSet<InodeNo>) {
     let rules = inodes.rules;
     let mut nodes: Vec<Overflow> = Vec::new();
     let mut last: Vec<InodeNo> = Vec::new();
@@ -90,7 +164,7 @@ pub fn read(store: &Store, log: &mut Log, domain: &mut Domain, mut inodes: Inode
     });
     nodes.sort_unstable_by_key(|o| o.node);
     last.sort_unstable();
-    let mut from = Overflows { nodes, records: Records::new(store, domain) };
+    let mut from = Overflows::new(nodes, Records::new(store, domain));
     let mut records = Records::new(store, domain);
     for node in last {
         let mut again = || -> Result<_> {
@@ -106,12 +180,12 @@ pub fn read(store: &Store, log: &mut Log, domain: &mut Domain, mut inodes: Inode
     }
     later.findings.sort_by_key(|f| f.node);
     log.findings.append(&mut later.findings);
-    let Overflows { nodes, .. } = from;
+    let Overflows { nodes, adopted, .. } = from;
     for o in nodes.into_iter().filter(|o| !o.taken) {
         let why = format!("overflow node ({:?}) of {} is not used", o.kind, o.owner);
         log.add(codes::OVERFLOW_UNUSED, Some(o.node), why);
         domain.free_node(store, o.node);
     }
     inodes.sort();
-    inodes
+    (inodes, adopted)
 }

@@ -13,7 +13,7 @@ use braidfs_format::group::{OWNERS_PER_BLOCK, Owner, decode_owners};
 use braidfs_format::{BlockAddr, InodeNo};
 use braidfs_store::Store;
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap, HashMap};
+use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet};
 use std::ops::Range;
 
 /// What the owner tables of the device say. Those of the group that was asked for last are kept.
@@ -156,13 +156,13 @@ fn winners(on_device: &mut OnDevice<'_>, claims: &[Claim]) -> Vec<(usize, Range<
     out
 }
 
-/// Takes blocks from inodes whose records were found again that the tables no longer give them: the record was an older
-/// one, and what lies there now may be anybody's.
-pub fn drop_old_blocks(store: &Store, log: &mut Log, domain: &Domain, inodes: &mut Inodes) {
-    if domain.recovered.is_empty() {
+/// Takes blocks from inodes whose records were found again, and from those that `adopted` extent leaves, that the tables do
+/// not give them: the record was an older one, and what lies there now may be anybody's.
+pub fn drop_old_blocks(store: &Store, log: &mut Log, domain: &Domain, adopted: &HashSet<InodeNo>, inodes: &mut Inodes) {
+    if domain.recovered.is_empty() && adopted.is_empty() {
         return;
     }
-    let doubted = |node: InodeNo| domain.recovered.contains(&node.node());
+    let doubted = |node: InodeNo| domain.recovered.contains(&node.node()) || adopted.contains(&node);
     // Place, inode, logical block and length.
     let mut extents: Vec<(u64, InodeNo, u64, u32)> = Vec::new();
     for group in domain.groups.keys() {
