@@ -367,6 +367,7 @@ fn scan_with(m: &Model, log: &mut Log, domain: &mut Domain, doubt: bool) -> Inod
     let (mut inodes, adopted) = nodes::read(store, log, domain, m.inodes.like());
     shared::drop_old_blocks(store, log, domain, &adopted, &mut inodes);
     shared::resolve_shared(store, log, domain, &mut inodes);
+    nodes::drop_blank_links(store, log, domain, &mut inodes);
     dirs::check(store, log, domain, &mut inodes);
     space::check(store, log, domain, &inodes);
     inodes

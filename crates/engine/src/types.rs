@@ -183,7 +183,7 @@ pub struct NewNode<'a> {
     pub umask: u32,
     /// For device files.
     pub rdev: u64,
-    /// For symbolic links.
+    /// For symbolic links: 1 to 4095 bytes, none of them zero.
     pub target: &'a [u8],
 }
 

@@ -49,10 +49,11 @@ pub fn check(
         ino.dirty.record = true;
     }
     links_and_xattrs(visitor, node, ino)?;
-    let mut walk = Walk { rules, visitor, node, ino, buckets, end: 0, blocks: 0 };
+    let mut walk = Walk { rules, visitor, node, ino, buckets, end: 0, blocks: 0, begins: false };
     walk.content()?;
-    let Walk { buckets, mut blocks, .. } = walk;
+    let Walk { buckets, mut blocks, begins, .. } = walk;
     check_content(visitor, ino, &mut blocks)?;
+    check_target(visitor, ino, &mut blocks, begins)?;
     if let Some(b) = buckets.filter(|_| ino.is_dir()) {
         b.finish(rules, visitor, &ino.inode.content)?;
     }
@@ -158,6 +159,29 @@ fn check_content(visitor: &mut dyn Visitor, ino: &mut Ino, blocks: &mut u64) -> 
     Ok(())
 }
 
+/// Whether `extents` have the block with the target of a symbolic link, which is never longer than one.
+pub fn has_target(extents: &[Extent]) -> bool {
+    extents.first().is_some_and(begins)
+}
+
+/// Whether `e` is of written blocks from the first one on.
+fn begins(e: &Extent) -> bool {
+    e.lblk == 0 && !e.unwritten
+}
+
+/// A symbolic link has a target. One that has lost it leads nowhere, whatever its size: it is left without content, and who
+/// repairs takes it away.
+fn check_target(visitor: &mut dyn Visitor, ino: &mut Ino, blocks: &mut u64, begins: bool) -> Checked<()> {
+    let inline = matches!(ino.inode.content, Content::Inline(_));
+    if FileKind::from_mode(ino.inode.mode) != Some(FileKind::Symlink) || ino.inode.size > 0 && (inline || begins) {
+        return Ok(());
+    }
+    visitor.bad(Bad::new(codes::CONTENT, format!("a symbolic link without a target, size {}", ino.inode.size)))?;
+    (ino.inode.content, ino.inode.size, *blocks) = (Content::None, 0, 0);
+    ino.dirty.extents = true;
+    Ok(())
+}
+
 /// (first, one past the last logical block, node) of references.
 fn ranges(refs: &[LeafRef], end: u64) -> Vec<(u64, u64, NodeId)> {
     let ends = refs.iter().skip(1).map(|r| r.first).chain([end]);
@@ -175,6 +199,8 @@ struct Walk<'a> {
     /// One past the last logical block so far.
     end: u64,
     blocks: u64,
+    /// The first logical block is written.
+    begins: bool,
 }
 
 impl Walk<'_> {
@@ -279,6 +305,7 @@ impl Walk<'_> {
             }
             self.end = e.end();
             self.blocks += u64::from(e.len);
+            self.begins |= begins(&e);
             let (lblk, addr, len) = (e.lblk, e.addr, e.len);
             self.visitor.extent(self.node, e, data)?;
             if let Some(b) = self.buckets.as_mut().filter(|_| !data) {

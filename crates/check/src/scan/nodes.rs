@@ -11,6 +11,7 @@ use crate::parts::domain::Domain;
 use crate::parts::ino::Ino;
 use crate::report::{Bad, Checked, Log};
 use crate::rules::{inode, record};
+use braidfs_format::file_kind::FileKind;
 use braidfs_format::inode::{Content, Extent, Inode, decode_extents};
 use braidfs_format::node::{NodeKind, NodeRecord};
 use braidfs_format::{Corrupt, InodeNo, NodeId};
@@ -188,4 +189,23 @@ pub fn read(store: &Store, log: &mut Log, domain: &mut Domain, mut inodes: Inode
     }
     inodes.sort();
     (inodes, adopted)
+}
+
+/// Takes away symbolic links without a target: those of which it was told as they were read, and those whose blocks went to
+/// others since.
+pub fn drop_blank_links(store: &Store, log: &mut Log, domain: &mut Domain, inodes: &mut Inodes) {
+    let is_blank = |i: &Ino| {
+        let link = FileKind::from_mode(i.inode.mode) == Some(FileKind::Symlink);
+        link && !matches!(i.inode.content, Content::Inline(_)) && !inode::has_target(&i.extents)
+    };
+    let blank: Vec<InodeNo> = inodes.wholes_of(domain).filter(|(_, i)| is_blank(i)).map(|(n, _)| n).collect();
+    for node in blank {
+        let Some(ino) = inodes.forget(node) else { continue };
+        if ino.inode.size > 0 {
+            log.add(codes::CONTENT, Some(node.node()), "a symbolic link whose target belongs to others");
+        }
+        for n in ino.overflow().chain([node.node()]) {
+            domain.free_node(store, n);
+        }
+    }
 }

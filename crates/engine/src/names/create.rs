@@ -55,6 +55,9 @@ impl MountedVolume {
             if new.target.is_empty() {
                 return Err(Error::NotFound);
             }
+            if new.target.contains(&0) {
+                return Err(Error::Invalid("a target with a zero byte"));
+            }
             st.size = new.target.len() as u64;
             if let Body::File(f) = &mut st.body {
                 f.inline = Some(new.target.to_vec());

@@ -222,7 +222,7 @@ impl Volume {
     /// Target of a symlink.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where it is none.
+    /// [`Error::Invalid`] where it is none; [`Error::Corrupt`] where its target is lost.
     pub fn readlink(&self, ino: InodeNo) -> Result<Vec<u8>> {
         let c = self.mounted().cell(ino)?;
         if c.kind != FileKind::Symlink {
@@ -234,6 +234,10 @@ impl Volume {
         let mut due = None;
         let got = i.read_then(&c, None, 0, &mut b, |st| due = i.access_due(st))?;
         b.truncate(got);
+        // a hole, or blocks of something else: no path has a zero byte, and programs would take it for an end
+        if b.is_empty() || b.contains(&0) {
+            return Err(Corrupt::new("symbolic link", format!("inode {ino} has no target")).into());
+        }
         if let Some(now) = due {
             i.set_atime(&c, now);
         }

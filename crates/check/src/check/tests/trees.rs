@@ -1,6 +1,7 @@
-//! Content that is lost in part: extent leaves whose index is gone.
+//! Content that is lost in part: extent leaves whose index is gone, and symbolic links without a target.
 
 use super::*;
+use braidfs::{Cred, MountOptions, Volume};
 use braidfs_format::inode::{decode_extents, encode_extents, encode_refs};
 use braidfs_format::node::OVERFLOW;
 
@@ -97,4 +98,73 @@ fn leaves_of_a_lost_index_are_found() {
     assert_eq!((told.as_slice(), r.unfixed()), (wanted.as_slice(), 0), "{:#?}", r.findings);
     assert_eq!(run(&dev, &FORCE).findings, vec![]);
     assert!(model(&dev).body(n).unwrap().extents == whole, "the content is not what it was");
+}
+
+/// Mounts a copy of the volume.
+fn mounted(dev: &Arc<SparseDevice>) -> Volume {
+    let o = MountOptions { background: false, ..MountOptions::default() };
+    Volume::mount(vec![dev.fork() as Arc<dyn Device>], o).unwrap()
+}
+
+#[test]
+fn a_symbolic_link_without_a_target_goes() {
+    let base = fresh(64, 1);
+    // what the engine makes of a long target, and of one that no path can be
+    let v = Volume::mount(vec![Arc::clone(&base) as Arc<dyn Device>], MountOptions::default()).unwrap();
+    v.symlink_path(&[b'x'; 4095], b"long", &Cred::root()).unwrap();
+    assert!(v.symlink_path(b"a\0b", b"zero", &Cred::root()).is_err());
+    v.unmount().unwrap();
+    let r = run(&base, &FORCE);
+    assert_eq!((r.findings.as_slice(), r.symlinks), ([].as_slice(), 1));
+    assert!(agree(&base));
+
+    let block = |m: &Model| free_blocks(m).nth(5).unwrap();
+    let extent = |lblk, addr, unwritten| Extent { lblk, addr, len: 1, unwritten, sums: None };
+    type Forge<'a> = &'a dyn Fn(&mut Model, InodeNo);
+    let with = |m: &mut Model, n: InodeNo, extents: Vec<Extent>| {
+        let ino = m.body(n).unwrap();
+        ino.inode.blocks = extents.len() as u64;
+        (ino.extents, ino.inode.content, ino.dirty.extents) = (extents, Content::Extents(vec![]), true);
+    };
+    let cases: [(&str, Forge<'_>, &[u32]); 5] = [
+        ("nothing", &|_, _| (), &[]),
+        ("unwritten", &|m, n| with(m, n, vec![extent(0, block(m), true)]), &[]),
+        ("a hole", &|m, n| with(m, n, vec![extent(1, block(m), false)]), &[]),
+        ("nowhere", &|m, n| with(m, n, vec![extent(0, BlockAddr(1 << 40), false)]), &[codes::EXTENT_PLACE]),
+        (
+            "another's",
+            &|m, n| {
+                let addr = block(m);
+                with(m, n, vec![extent(0, addr, false)]);
+                let file = add(m, 0, 0o100_600, &[(InodeNo::ROOT, "file")], Content::None);
+                with(m, file, vec![extent(0, addr, false)]);
+                m.body(file).unwrap().inode.size = 4096;
+            },
+            &[codes::BLOCK_SHARED],
+        ),
+    ];
+    for (what, forge, more) in cases {
+        let dev = base.fork();
+        let mut m = model(&dev);
+        let n = add(&mut m, 0, 0o120_777, &[(InodeNo::ROOT, "link")], Content::None);
+        m.body(n).unwrap().inode.size = 7;
+        forge(&mut m, n);
+        repair::write(&mut m).unwrap();
+        if more.is_empty() {
+            let v = mounted(&dev);
+            assert!(matches!(v.readlink(n), Err(braidfs::Error::Corrupt(_))), "{what}: {:?}", v.readlink(n));
+            assert!(v.resolve(b"link/x", true, &Cred::root()).is_err(), "{what}");
+        }
+        let r = run(&dev, &FORCE);
+        assert!(
+            r.findings.iter().any(|f| f.code == codes::CONTENT && f.node == Some(n.0)),
+            "{what}: {:#?}",
+            r.findings
+        );
+        assert!(more.iter().all(|code| r.findings.iter().any(|f| f.code == *code)), "{what}: {:#?}", r.findings);
+        assert_eq!(run(&dev, &REPAIR).unfixed(), 0, "{what}");
+        let after = run(&dev, &FORCE);
+        assert_eq!((after.findings.as_slice(), after.symlinks), ([].as_slice(), 1), "{what}");
+        mounted(&dev).unmount().unwrap();
+    }
 }
