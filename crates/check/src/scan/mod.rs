@@ -1,6 +1,7 @@
 //! The full pass: reads a volume into a [`Model`](crate::model::Model), corrects it there, and notes each correction.
 
 pub mod dirs;
+mod lost;
 pub mod names;
 pub mod nodes;
 mod records;

@@ -2,7 +2,9 @@
 //!
 //! The links in an inode's record are the truth; an entry is an index to it. So an entry that no link confirms goes,
 //! and a link without an entry gets one. Only where an inode's links are lost are the entries that name it believed.
+//! (What has no place left: [`super::lost`].)
 
+use super::lost::{LostFound, restore_dirs};
 use crate::codes;
 use crate::model::Model;
 use crate::model::inodes::{Name, NameKey, Seen};
@@ -17,8 +19,6 @@ use braidfs_format::{BlockAddr, InodeNo, NodeId};
 use braidfs_store::Store;
 use std::collections::{HashMap, HashSet};
 
-/// Where what hangs nowhere goes.
-pub const LOST_FOUND: &[u8] = b"lost+found";
 /// Inodes with more links than this get an index of them.
 const MANY_LINKS: usize = 16;
 
@@ -26,6 +26,7 @@ const MANY_LINKS: usize = 16;
 pub fn check(m: &mut Model) {
     check_root(m);
     drop_orphans(m);
+    restore_dirs(m);
     check_entries(m);
     drop_unnamed(m);
     check_links(m);
@@ -35,7 +36,8 @@ pub fn check(m: &mut Model) {
     check_remote(m);
 }
 
-fn is_dir(m: &Model, node: InodeNo) -> bool {
+/// Whether `node` is a directory.
+pub fn is_dir(m: &Model, node: InodeNo) -> bool {
     m.inodes.get(node).is_some_and(|i| i.is_dir())
 }
 
@@ -309,7 +311,8 @@ fn make_entry(m: &mut Model, names: &mut NamesOf, link: &Link, node: InodeNo) ->
     true
 }
 
-fn add_entry(m: &mut Model, dir: InodeNo, name: FileName, node: InodeNo, generation: u32, kind: u8) {
+/// Adds an entry to `dir`.
+pub fn add_entry(m: &mut Model, dir: InodeNo, name: FileName, node: InodeNo, generation: u32, kind: u8) {
     if let Some(d) = m.body(dir) {
         // Position 0 is none: the directory is arranged when it is written.
         d.entries.push(Dentry { hash: 0, node, generation, kind, name });
@@ -337,60 +340,11 @@ fn drop_link(m: &mut Model, node: InodeNo, link: &Link) {
 
 /// What has no link left goes to `/lost+found`.
 fn reconnect_unlinked(m: &mut Model) {
-    let mut taken = Taken::default();
+    let mut lost = LostFound::default();
     for node in m.inodes.select(|node, i| node != InodeNo::ROOT && i.links() == 0) {
         m.log.add(codes::UNLINKED, Some(node.node()), "hangs nowhere: connected to /lost+found");
-        connect(m, node, &mut taken);
+        lost.connect(m, node);
     }
-}
-
-/// `/lost+found` and the names in it, once they were asked for.
-#[derive(Default)]
-struct Taken(Option<(InodeNo, HashSet<FileName>)>);
-
-/// Gives `node` the name `#<number>` in `/lost+found`.
-fn connect(m: &mut Model, node: InodeNo, taken: &mut Taken) {
-    if taken.0.is_none() {
-        let Some(parent) = lost_found(m) else { return };
-        let names = m.body(parent).map(|p| p.entries.iter().map(|e| e.name.clone()).collect()).unwrap_or_default();
-        taken.0 = Some((parent, names));
-    }
-    let Some((parent, names)) = &mut taken.0 else { return };
-    let parent = *parent;
-    let mut name = format!("#{}", node.0);
-    while names.contains(name.as_bytes()) {
-        name.push('_');
-    }
-    let name: FileName = name.into_bytes().into();
-    let Some(ino) = m.body(node) else { return };
-    names.insert(name.clone());
-    ino.inode.links = vec![Link { parent, name: name.clone() }];
-    ino.linked = vec![true];
-    ino.dirty.links = true;
-    let (generation, kind) = (ino.generation, (ino.inode.mode >> 12) as u8);
-    add_entry(m, parent, name, node, generation, kind);
-}
-
-/// `/lost+found`, made where it is not there. `None` where no node is free.
-fn lost_found(m: &mut Model) -> Option<InodeNo> {
-    let mut name = LOST_FOUND.to_vec();
-    loop {
-        let entry = m.body(InodeNo::ROOT)?.entries.iter().find(|e| *e.name == *name).map(|e| e.node);
-        match entry {
-            Some(n) if is_dir(m, n) => return Some(n),
-            Some(_) => name.push(b'_'),
-            None => break,
-        }
-    }
-    let number = m.domain_of(InodeNo::ROOT)?;
-    let store = std::sync::Arc::clone(&m.store);
-    let domain = m.domains.get_mut(usize::from(number))?;
-    let (node, generation) = take_node(&store, domain)?;
-    let node = node.inode();
-    let link = Link { parent: InodeNo::ROOT, name: name.clone().into() };
-    m.inodes.put(node, new_dir(generation, vec![link], 0o700));
-    add_entry(m, InodeNo::ROOT, name.into(), node, generation, 4);
-    Some(node)
 }
 
 /// A free node of `domain` with its new generation, marked used.
@@ -436,7 +390,7 @@ fn break_loops(m: &mut Model) {
         }
     };
     reach(InodeNo::ROOT, &mut reached);
-    let mut taken = Taken::default();
+    let mut lost = LostFound::default();
     for node in m.inodes.select(|_, i| i.is_dir()) {
         if reached.contains(&node) {
             continue;
@@ -452,7 +406,7 @@ fn break_loops(m: &mut Model) {
         let Some(link) = m.body(at).and_then(|i| i.inode.links.first().cloned()) else { continue };
         m.log.add(codes::UNREACHABLE, Some(at.node()), "directory hangs below itself: connected to /lost+found");
         drop_entry(m, &link, at);
-        connect(m, at, &mut taken);
+        lost.connect(m, at);
         reach(at, &mut reached);
     }
 }

@@ -1,0 +1,135 @@
+//! What hangs in a directory whose inode is lost keeps its names; what hangs nowhere stays in its domain where no name leaves it.
+
+use super::*;
+use braidfs_format::domain::JournalMode;
+
+/// Takes the inode of a directory out of the volume, and nothing else.
+fn lose(m: &mut Model, node: InodeNo) {
+    let (store, domain) = (Arc::clone(&m.store), usize::from(m.domain_of(node).unwrap()));
+    m.body(node).unwrap();
+    m.inodes.forget(node);
+    m.domains[domain].free_node(&store, node.node());
+}
+
+fn codes_of(r: &FsckReport, node: InodeNo) -> Vec<u32> {
+    r.findings.iter().filter(|f| f.node == Some(node.0)).map(|f| f.code).collect()
+}
+
+#[test]
+fn a_lost_directory_comes_back_in_its_place() {
+    let dev = populated();
+    let mut m = model(&dev);
+    let (b, file) = (find(&mut m, "a/b"), find(&mut m, "a/b/file-7"));
+    lose(&mut m, b);
+    repair::write(&mut m).unwrap();
+    let r = run(&dev, &REPAIR);
+    assert_eq!(r.unfixed(), 0, "{:#?}", r.findings);
+    let told = [codes::LINK_PARENT, codes::ENTRY_STALE, codes::LINK_COUNT, codes::REMOTE_FLAG];
+    assert_eq!(codes_of(&r, b), told, "{:#?}", r.findings);
+    assert!(!r.findings.iter().any(|f| f.code == codes::UNLINKED));
+    let after = run(&dev, &FORCE);
+    assert_eq!((after.findings, after.files, after.dirs), (vec![], 404, 4));
+    let mut m = model(&dev);
+    assert_eq!((find(&mut m, "a/b"), find(&mut m, "a/b/file-7")), (b, file));
+    find(&mut m, "a/b/c/a rather long name of a hard link, number 7");
+    // whose it was nobody knows
+    assert_eq!((m.body(b).unwrap().inode.mode & 0o7777, m.body(b).unwrap().inode.uid), (0o700, 0));
+}
+
+#[test]
+fn a_lost_directory_without_a_name_goes_to_lost_found_with_all_names() {
+    let dev = populated();
+    let mut m = model(&dev);
+    let (a, b) = (find(&mut m, "a"), find(&mut m, "a/b"));
+    let (first, second) = (find(&mut m, "a/b/file-1"), find(&mut m, "a/b/file-2"));
+    // the later one of two with one name has it
+    let name = m.body(first).unwrap().inode.links[0].name.clone();
+    let ino = m.body(second).unwrap();
+    (ino.inode.links[0].name, ino.inode.link_seq) = (name, 1 << 40);
+    (ino.dirty.links, ino.dirty.record) = (true, true);
+    lose(&mut m, b);
+    let ino = m.body(a).unwrap();
+    ino.entries.retain(|e| e.node != b);
+    (ino.inode.nlink, ino.dirty.entries) = (2, true);
+    repair::write(&mut m).unwrap();
+    assert_eq!(run(&dev, &REPAIR).unfixed(), 0);
+    let after = run(&dev, &FORCE);
+    assert_eq!((after.findings, after.files, after.dirs), (vec![], 404, 5));
+    let mut m = model(&dev);
+    assert_eq!(find(&mut m, &format!("lost+found/#{}", b.0)), b);
+    assert_eq!(find(&mut m, &format!("lost+found/#{}/file-1", b.0)), second);
+    assert_eq!(find(&mut m, &format!("lost+found/#{}", first.0)), first);
+    find(&mut m, &format!("lost+found/#{}/file-399", b.0));
+    let lost = find(&mut m, "lost+found");
+    assert_eq!(m.body(lost).unwrap().entries.len(), 2);
+}
+
+/// A single link says that a number was a directory only where something was found that cost it its inode.
+#[test]
+fn one_name_in_a_lost_directory_is_kept_where_its_inode_was_given_up() {
+    let dev = populated();
+    let mut m = model(&dev);
+    let d = add(&mut m, 1, 0o040_755, &[(InodeNo::ROOT, "d")], Content::InlineDir(vec![]));
+    // alone in its node block
+    let only = add(&mut m, 2, 0o100_600, &[(d, "only")], Content::None);
+    repair::write(&mut m).unwrap();
+    let m = model(&dev);
+    let entry = m.domains[1].entry(&m.store, d.node()).unwrap();
+    m.store.write(entry.addr, &[0; BLOCK_BYTES]).unwrap();
+    let r = run(&dev, &REPAIR);
+    assert_eq!(r.unfixed(), 0, "{:#?}", r.findings);
+    assert_eq!(codes_of(&r, d)[..3], [codes::NODE_BLOCK, codes::LINK_PARENT, codes::ENTRY_STALE], "{:#?}", r.findings);
+    assert_eq!(run(&dev, &FORCE).findings, vec![]);
+    assert_eq!(find(&mut model(&dev), "d/only"), only);
+}
+
+/// Of a tenant without a journal no name crosses the border: not one that a repair makes either.
+#[test]
+fn a_tenant_without_a_journal_has_a_lost_found_of_its_own() {
+    let dev = fresh(64, 3);
+    let mut m = model(&dev);
+    let root = InodeNo::ROOT;
+    let a = add(&mut m, 1, 0o040_755, &[(root, "a")], Content::InlineDir(vec![]));
+    let inside = add(&mut m, 1, 0o100_600, &[(a, "inside")], Content::None);
+    let dir = add(&mut m, 1, 0o040_755, &[(a, "dir")], Content::InlineDir(vec![]));
+    let beside = add(&mut m, 0, 0o100_600, &[(root, "beside")], Content::None);
+    repair::write(&mut m).unwrap();
+    let mut m = model(&dev);
+    let ino = m.body(a).unwrap();
+    let mut kept = Inode::decode(&ino.inode.encode()).unwrap();
+    kept.content = Content::InlineDir(vec![]);
+    let record = NodeRecord {
+        node: a.node(),
+        generation: ino.generation,
+        kind: NodeKind::Inode,
+        flags: ino.flags,
+        owner: a,
+        version: ino.version,
+        payload: kept.encode(),
+    };
+    bind(&mut m, 1, "a", "one", |h| {
+        (h.tenant_journal, h.scratch_at_rest) = (JournalMode::Scratch as u8, 1);
+        assert!(h.keep_scratch_root(&record.encode()));
+    });
+    repair::write(&mut m).unwrap();
+    assert_eq!(run(&dev, &FORCE).findings, vec![]);
+    let mut m = model(&dev);
+    for (node, parent) in [(inside, 77_777), (beside, 77_778)] {
+        let ino = m.body(node).unwrap();
+        (ino.inode.links[0].parent, ino.dirty.links) = (InodeNo(parent), true);
+    }
+    // below itself
+    let ino = m.body(dir).unwrap();
+    (ino.inode.links[0].parent, ino.dirty.links) = (dir, true);
+    repair::write(&mut m).unwrap();
+    assert_eq!(run(&dev, &REPAIR).unfixed(), 0);
+    assert_eq!(run(&dev, &FORCE).findings, vec![]);
+    let mut m = model(&dev);
+    for node in [inside, dir] {
+        assert_eq!(find(&mut m, &format!("a/lost+found/#{}", node.0)), node);
+    }
+    assert_eq!(find(&mut m, &format!("lost+found/#{}", beside.0)), beside);
+    let homes = ["a/lost+found", "lost+found"].map(|p| find(&mut m, p));
+    assert_eq!(homes.map(|n| m.domain_of(n)), [Some(1), Some(0)]);
+    assert!(m.domains[1].header.unwrap().is_scratch());
+}
