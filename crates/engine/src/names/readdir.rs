@@ -57,9 +57,10 @@ impl MountedVolume {
     /// # Errors
     /// [`Error::NotFound`] where it was removed; [`Error::NotDir`]; of the device.
     pub(crate) fn children_at_once(&self, dir: InodeRef) -> Result<Vec<InodeRef>> {
-        let c = self.dir_cell(dir.ino)?;
-        if !c.is(dir) {
-            return Err(Error::NotFound);
+        // a file may have its number by now
+        let c = self.find(dir.ino)?.filter(|c| c.is(dir)).ok_or(Error::NotFound)?;
+        if c.kind != FileKind::Dir {
+            return Err(Error::NotDir);
         }
         // first in parts, which brings them into memory: nobody waits for all of them to be read
         let mut pos = 2;

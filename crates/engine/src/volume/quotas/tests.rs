@@ -1,6 +1,8 @@
 //! Limits of directories whose numbers were used before.
 
-use crate::{Cred, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, QuotaLimits, RenameMode, Volume, mkfs};
+use crate::{
+    Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, QuotaLimits, RenameMode, Volume, mkfs,
+};
 use braidfs_device::{Device, MemDevice};
 use std::sync::Arc;
 
@@ -42,5 +44,23 @@ fn a_directory_with_the_number_of_a_limited_one_counts() {
     let of_b = v.quota_directory(b, much).unwrap().owner;
     assert_eq!(v.quota(of_b).unwrap().inodes, 1 + c + 1 + 1, "itself, the directories in it, and the file below one");
     assert_eq!(v.quota_drift().unwrap(), []);
+    v.unmount().unwrap();
+}
+
+/// A directory goes while all below a directory above it is looked at, and a file gets its number: that is no error there.
+#[test]
+fn a_file_with_the_number_of_a_directory_is_not_listed() {
+    let v = volume(1);
+    let (a, b) = (create(&v, ROOT, "a", FileKind::Dir), create(&v, ROOT, "b", FileKind::Dir));
+    let was = v.mounted().cell(a).unwrap().inode();
+    assert_eq!(v.mounted().children_at_once(was).unwrap(), []);
+    v.rmdir(ROOT, b"a").unwrap();
+    assert!(matches!(v.mounted().children_at_once(was), Err(Error::NotFound)), "it was removed");
+    v.sync().unwrap();
+    v.mounted().checkpoint_all().unwrap();
+    assert!((0..100_000).any(|n| create(&v, b, &format!("f{n}"), FileKind::File) == a), "its number is not used again");
+    assert!(matches!(v.mounted().children_at_once(was), Err(Error::NotFound)), "a file has its number");
+    let file = v.mounted().cell(a).unwrap().inode();
+    assert!(matches!(v.mounted().children_at_once(file), Err(Error::NotDir)));
     v.unmount().unwrap();
 }
