@@ -324,6 +324,26 @@ def quota_of_a_group(volume, _top):
 
 
 @check(seconds=120)
+def quota_that_is_soft_alone(volume, _top):
+    """A file that the kernel knows since before the end of the grace is held to the limit when that is over, and goes on below."""
+    with volume_with(volume) as own:
+        quota(own, "set", *ME, "--soft-space", str(100 * BLOCK), "--grace", "2s")
+
+        def write(blocks):
+            done, error = fills(own, "f", blocks * BLOCK, flags=os.O_APPEND)
+            run("sync", "-f", own.mnt)
+            return done, error
+
+        same(write(150), (150 * BLOCK, 0), "above the limit, within the grace")
+        wait_for("the end of the grace", lambda: quota(own, "show", *ME)["grace_is_over"], 20)
+        wait_for("a write to be refused", lambda: write(1) == (0, errno.EDQUOT), 20)
+        same(write(1), (0, errno.EDQUOT), "again")
+        os.truncate(own.mnt / "f", 50 * BLOCK)
+        wait_for("the limit to be a soft one again", lambda: not quota(own, "show", *ME)["grace_is_over"], 20)
+        same(write(100), (100 * BLOCK, 0), "with less in use")
+
+
+@check(seconds=120)
 def quota_survives_a_kill(volume, _top):
     """kill -9 while a user writes: the limit holds after it, and what is used is what there is."""
     with volume_with(volume) as own:

@@ -418,7 +418,11 @@ impl BraidFs {
     #[inline]
     pub(crate) fn watch_room(&self, ino: InodeNo, bytes: u64, channel: &Arc<Channel>) {
         // without a cache that takes writes each `write` is told by the volume itself
-        if self.profile.cache == Cache::Back && self.tight.is_look_due(bytes) {
+        if self.profile.cache == Cache::Through {
+            return;
+        }
+        self.watch_quotas(channel);
+        if self.tight.is_look_due(bytes) {
             self.look_at_room(ino, channel);
         }
     }

@@ -6,6 +6,9 @@
 //! owner). What does not fit beside that has the kernel write it back first; then it is known which blocks of the file are new,
 //! and that is what decides. On a mount with OPEN such files are opened write-through instead, and the volume answers.
 //!
+//! **Soft limits.** The volume itself holds an owner to its soft limit when the grace is over. That is seen at the next request
+//! that takes room ([`BraidFs::watch_quotas`]): what the kernel takes until it writes something back goes beyond the limit.
+//!
 //! Does not promise: a limit for stores to a shared map, for `io_uring`, and for what the kernel held when the limit was set;
 //! `writev`, `splice` and who does not show in `/proc` are refused [`UNSEEN_BLOCKS`] early, `sendfile` and `copy_file_range`
 //! [`PIPE_BLOCKS`]. A `write` through the cache that does not fit takes
@@ -23,10 +26,12 @@ use crate::transport::Later;
 use braidfs::{Error, Force, Forced, InodeNo, QuotaOwner};
 use braidfs_sync::slots::PerSlot;
 use braidfs_sync::{Mutex, rank};
+use crossbeam::utils::CachePadded;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// What a call is taken to write that cannot be seen.
@@ -46,6 +51,8 @@ pub(crate) struct QuotaGrants {
     /// What each slot of threads has met: threads of different owners write no common line.
     known: PerSlot<Ledgers>,
     all: Ledgers,
+    /// Changes of limits that the kernel was told of, or is about to be. In another process it is told once more.
+    changes: CachePadded<AtomicU64>,
 }
 
 /// An owner, for another process.
@@ -82,7 +89,7 @@ impl QuotaGrants {
             };
             (owner, Arc::new(DirtyGrants::of_handed(grants)))
         };
-        Self { known: PerSlot::default(), all: Mutex::new(handed.iter().map(of).collect()) }
+        Self { all: Mutex::new(handed.iter().map(of).collect()), ..Self::default() }
     }
 
     fn of(&self, owner: QuotaOwner) -> Arc<DirtyGrants> {
@@ -203,12 +210,25 @@ impl BraidFs {
         fit.later.done(Err(refusal(refused)));
     }
 
+    /// Has the kernel told where the volume itself has changed limits: an owner is held to its soft limit, or no more.
+    #[inline]
+    pub(crate) fn watch_quotas(&self, channel: &Arc<Channel>) {
+        let (known, changes) = (&self.quota_grants.changes, self.vol.quota_limit_changes());
+        let before = known.load(Ordering::Relaxed);
+        if before != changes && known.compare_exchange(before, changes, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            let channel = channel.clone();
+            // Not sent only where the mount is ending, which has the kernel write back all.
+            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.quotas_changed(&channel)));
+        }
+    }
+
     /// Limits have changed, or what was granted is not known: the kernel writes back what it took, and asks from now on. By the
     /// helper thread only.
     pub(crate) fn quotas_changed(&self, channel: &Channel) {
         if self.profile.cache == Cache::Through {
             return;
         }
+        self.quota_grants.changes.store(self.vol.quota_limit_changes(), Ordering::Relaxed);
         // not as they are listed, under a lock
         let files = self.vol.held_files(|_| true);
         for f in files.into_iter().filter(|f| self.vol.has_limited_owner(f.ino)) {

@@ -5,11 +5,12 @@ use crate::error::{Error, Result};
 use crate::types::*;
 use braidfs_sync::slots::PerSlot;
 use braidfs_sync::{Mutex, rank};
+use crossbeam::utils::CachePadded;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{
-    AtomicBool,
+    AtomicBool, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 
@@ -98,6 +99,8 @@ type Known = HashMap<QuotaOwner, Arc<Usage>>;
 pub struct Quotas {
     on: AtomicBool,
     counting: AtomicBool,
+    /// How often the limit of an owner was changed. Who writes looks at it.
+    changes: CachePadded<AtomicU64>,
     /// Inodes that are counted, while counting goes on. By parts of their numbers.
     counted: [Mutex<HashSet<InodeNo>, rank::QuotaCounted>; 16],
     /// What each slot has met: it takes no lock of others, and no reference count.
@@ -105,7 +108,7 @@ pub struct Quotas {
     all: Mutex<All, rank::QuotaOwners>,
     /// How many owners lists were made of.
     #[cfg(test)]
-    pub(super) listed: std::sync::atomic::AtomicU64,
+    pub(super) listed: AtomicU64,
 }
 
 /// All owners. A [`Usage`] takes some lines for each slot, which many owners of a volume never need.
@@ -260,6 +263,14 @@ impl Quotas {
         let usage = self.all.lock().activate(owner);
         usage.blocks.set_limit(blocks);
         usage.inodes.set_limit(inodes);
+        // who sees that sees the limit
+        self.changes.fetch_add(1, Release);
+    }
+
+    /// How often limits were set.
+    #[inline]
+    pub(crate) fn limit_changes(&self) -> u64 {
+        self.changes.load(Acquire)
     }
 
     /// What an owner uses. Exact while nobody charges. Nothing that threads of other owners write is looked at where this

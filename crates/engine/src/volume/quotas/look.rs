@@ -66,6 +66,13 @@ impl Volume {
         self.mounted().shared.quotas.is_on()
     }
 
+    /// How often the limit that an owner is held to was changed: by a call, or since the grace of a soft limit was over, or less
+    /// was in use again. A front end tells the kernel ([`Self::has_limited_owner`]).
+    #[inline]
+    pub fn quota_limit_changes(&self) -> u64 {
+        self.mounted().shared.quotas.limit_changes()
+    }
+
     /// Whether the user, the group or the project of an inode has a limit of space.
     pub fn has_limited_owner(&self, ino: InodeNo) -> bool {
         !self.limited_owners(ino).is_empty()
