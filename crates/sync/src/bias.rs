@@ -12,9 +12,9 @@
 
 use crate::ablation::{self, Switch};
 use crate::membarrier;
-use crate::published::{self, Place};
 #[cfg(loom)]
-use loom::sync::atomic::AtomicU32;
+use crate::one_order::AtomicU32;
+use crate::published::{self, Place};
 #[cfg(not(loom))]
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -105,7 +105,7 @@ impl Bias {
         let (place, still) = if marks & BIASED != 0 {
             let place = publish()?;
             // what the last writer did is seen by who sees the mark that was set after it
-            (place, self.marks.load(if cfg!(loom) { Acquire } else { SeqCst }) & BIASED != 0)
+            (place, self.marks.load(SeqCst) & BIASED != 0)
         } else if marks & OWNED != 0 && marks & READER == reader {
             let place = publish_without_fence()?;
             // The owner set the mark, and had the lock below then; so it has seen what the last writer did.

@@ -9,14 +9,14 @@
 //! threads, membarrier(2), and there would have to be a way without where that is denied; the store would still be one
 //! write to the same line.)
 
+#[cfg(loom)]
+use crate::one_order::{AtomicBool, AtomicUsize};
 use crate::slots::{Line, PerSlot};
 #[cfg(loom)]
 use crate::{
     rank::Unranked,
     rounds::loomed::{self, Condvar},
 };
-#[cfg(loom)]
-use loom::sync::atomic::{AtomicBool, AtomicUsize, fence};
 #[cfg(not(loom))]
 use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
@@ -25,13 +25,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 #[cfg(loom)]
 type Mutex<T> = loomed::Mutex<T, Unranked>;
-
-/// loom takes sequentially consistent accesses for such that only acquire and release: there a fence says what they mean.
-#[inline(always)]
-fn in_one_order() {
-    #[cfg(loom)]
-    fence(SeqCst);
-}
 
 #[derive(Debug)]
 pub(crate) struct Doors {
@@ -79,7 +72,6 @@ impl Doors {
         self.inside.part(slot).fetch_add(1, SeqCst);
         #[cfg(feature = "schedule")]
         self.let_others_go_on(slot);
-        in_one_order();
         !self.closed.load(SeqCst)
     }
     /// Between the two steps of [`Self::enter`].
@@ -101,7 +93,6 @@ impl Doors {
     pub fn leave(&self, slot: usize) -> bool {
         // what was done inside comes before a writer's look
         self.inside.part(slot).fetch_sub(1, SeqCst);
-        in_one_order();
         self.closed.load(SeqCst)
     }
     pub fn is_closed(&self) -> bool {
@@ -112,7 +103,6 @@ impl Doors {
         self.closed.store(true, SeqCst);
         #[cfg(feature = "schedule")]
         crate::schedule::point();
-        in_one_order();
     }
     /// Whether nobody is inside by a slot from `first` on; where somebody is, of which.
     pub fn first_inside(&self, first: usize) -> Option<usize> {

@@ -17,6 +17,8 @@ mod locks;
 pub mod membarrier;
 #[cfg(all(test, loom))]
 mod models;
+#[cfg(loom)]
+mod one_order;
 #[cfg(any(debug_assertions, feature = "lock-ranks"))]
 #[path = "order/checked.rs"]
 mod order;

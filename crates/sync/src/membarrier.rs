@@ -7,7 +7,7 @@
 //! Where the kernel has no such call, or a filter of system calls denies it, [`is_ready`] says no, and nobody goes without.
 
 #[cfg(loom)]
-use loom::sync::atomic::fence;
+use crate::one_order::fence;
 use rustix::io::Errno;
 use rustix::thread::{MembarrierCommand, membarrier};
 use std::sync::atomic::{

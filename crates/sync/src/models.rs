@@ -1,7 +1,7 @@
 //! Models under loom, which explores the orders in which threads run and in which their stores become visible.
 //!
-//! loom knows no order of all `SeqCst` accesses, only that of fences: the models run the code for processors without a
-//! locked exchange. The cells that `unsafe` blocks look into are loom's: it tells of two that use one at once.
+//! loom knows no order of all `SeqCst` accesses, only that of fences: `one_order.rs` makes those, and what publishes a place is run as on
+//! processors without a locked exchange. The cells that `unsafe` blocks look into are loom's: it tells of two that use one at once.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "loom checks what they would have to promise")]
 
@@ -12,7 +12,7 @@ use crate::published::{Line, before_looking};
 use crate::rank;
 use crate::rounds::{Lead, Rounds, Seen, Turn};
 use loom::cell::UnsafeCell;
-use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, Ordering::*, fence};
+use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, Ordering::*};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
@@ -260,6 +260,7 @@ fn what_is_looked_at_is_not_freed() {
 /// A file that is opened and closed while its last name goes: it ends once, by who took the name or by the last who closes.
 #[test]
 fn the_end_of_an_inode_is_seen_by_one() {
+    use crate::one_order::{AtomicBool, AtomicU32, fence};
     const INODE: u64 = 256;
     struct File {
         nameless: AtomicBool,

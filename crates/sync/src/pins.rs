@@ -9,9 +9,9 @@
 //! use locked instructions, so one of the two sees the other. A marked pin tells the one that takes it away.
 
 use crate::ablation::{self, Switch};
-use crate::published;
 #[cfg(loom)]
-use loom::sync::atomic::{AtomicU64, fence};
+use crate::one_order::AtomicU64;
+use crate::published;
 #[cfg(not(loom))]
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::{
@@ -35,7 +35,7 @@ const STRANGE: u32 = 4;
 static ANY: AtomicBool = AtomicBool::new(false);
 
 #[cfg(all(test, loom))]
-pub(crate) use loom::sync::atomic::AtomicU64 as Entry;
+pub(crate) use crate::one_order::AtomicU64 as Entry;
 
 /// A thread's entries.
 #[derive(Debug)]
@@ -54,15 +54,8 @@ impl Table {
     pub(crate) fn find(&self, address: u64) -> Option<&AtomicU64> {
         self.bucket(address).iter().find(|e| names(e.load(SeqCst), address))
     }
-    /// Only by the table's thread. What it loads after this it loads after all others can see the pin.
+    /// Only by the table's thread. What it loads after this with [`SeqCst`] it loads after all others can see the pin.
     pub(crate) fn pin(&self, address: u64) -> Option<&AtomicU64> {
-        let e = self.count(address);
-        // elsewhere the locked instruction is the fence, or comes before a load that is one of those in order
-        #[cfg(loom)]
-        fence(SeqCst);
-        e
-    }
-    fn count(&self, address: u64) -> Option<&AtomicU64> {
         let mut free = None;
         for e in self.bucket(address) {
             let word = e.load(Relaxed);

@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicUsize, fence};
 
 use crate::bias::Readers;
 use crate::membarrier;
-use crate::pins::{Table, Uses};
 #[cfg(loom)]
-use loom::sync::atomic::{AtomicUsize, fence};
+use crate::one_order::{AtomicUsize, fence};
+use crate::pins::{Table, Uses};
 use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{
