@@ -649,12 +649,7 @@ impl BraidFs {
         let plenty = self.own_room(ino) >= self.enough(ino);
         let seen = if plenty { Seen::NOTHING } else { requester::doing(req) };
         let asker = Asker { id, thread, call: seen.call };
-        let need = match seen.doing {
-            Doing::Other => None,
-            // and a page at each end
-            Doing::Writing(Some(bytes)) => Some(bytes.div_ceil(4096).saturating_add(SLACK_BLOCKS)),
-            Doing::Writing(None) | Doing::Unknown => Some(LAST_BLOCKS),
-        };
+        let need = blocks_of(seen.doing);
         let goes_on = need.is_none_or(|need| (plenty || !self.is_unknown(ino)) && self.grant(asker, need, plenty));
         let range = if goes_on { None } else { requester::write_range(thread) };
         if goes_on || self.has_its_blocks(ino, range) {
@@ -667,6 +662,27 @@ impl BraidFs {
         // A job that cannot be handed over is dropped, and answers EIO.
         let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.make_fit(fit)));
         Ok(Outcome::Deferred)
+    }
+
+    /// Answers a `write` that has waited for something else, on a mount without OPEN: where its domain has little room,
+    /// when it fits there, too. By the helper thread only.
+    pub(crate) fn fit_room(
+        &self,
+        asker: Asker,
+        range: Option<WriteRange>,
+        doing: Doing,
+        later: Later,
+        waiting: Waiting,
+    ) {
+        let ino = asker.id.ino();
+        let need = blocks_of(doing).filter(|_| self.is_tight(ino));
+        let plenty = self.own_room(ino) >= self.enough(ino);
+        let goes_on = need.is_none_or(|need| (plenty || !self.is_unknown(ino)) && self.grant(asker, need, plenty));
+        if goes_on || self.has_its_blocks(ino, range) {
+            return self.tell_attr(ino, later);
+        }
+        let need = need.unwrap_or(0);
+        self.make_fit(Fit { asker, range, need, later, since: Instant::now(), _waiting: waiting });
     }
 
     /// Whether the file has all blocks that a thread is about to write, as `fallocate` gave them: that takes no room, and
@@ -838,6 +854,16 @@ impl BraidFs {
         let left = self.dirty_grants.written_back(writing);
         self.keep_rooms();
         left
+    }
+}
+
+/// Blocks that who is seen to do this is taken to write; `None`: nothing.
+fn blocks_of(doing: Doing) -> Option<u64> {
+    match doing {
+        Doing::Other => None,
+        // and a page at each end
+        Doing::Writing(Some(bytes)) => Some(bytes.div_ceil(4096).saturating_add(SLACK_BLOCKS)),
+        Doing::Writing(None) | Doing::Unknown => Some(LAST_BLOCKS),
     }
 }
 

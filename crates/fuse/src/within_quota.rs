@@ -18,9 +18,8 @@ use crate::channel::Channel;
 use crate::dirty_grants::{Asker, DirtyGrants, HandedGrants, LATELY};
 use crate::fs::{BraidFs, Context, Waiting};
 use crate::node::WireId;
-use crate::ops::attr_out;
 use crate::profile::Cache;
-use crate::request::{Answer, Outcome, Request};
+use crate::request::{Outcome, Request};
 use crate::requester::{self, Doing, WriteRange};
 use crate::transport::Later;
 use braidfs::{Error, Force, Forced, InodeNo, QuotaOwner};
@@ -111,9 +110,11 @@ struct Fit {
     owners: Vec<QuotaOwner>,
     /// Blocks that it is taken to need, until it is known better.
     need: u64,
+    /// What it was seen to do.
+    doing: Doing,
     later: Later,
     since: Instant,
-    _waiting: Waiting,
+    waiting: Waiting,
 }
 
 impl BraidFs {
@@ -151,7 +152,7 @@ impl BraidFs {
         let Some(waiting) = self.let_wait(false) else { return Err(refusal(refused)) };
         let later = cx.later();
         let range = requester::write_range(thread);
-        let fit = Fit { asker, range, owners, need, later, since: Instant::now(), _waiting: waiting };
+        let fit = Fit { asker, range, owners, need, doing: seen.doing, later, since: Instant::now(), waiting };
         // A job that cannot be handed over is dropped, and answers EIO.
         let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.fit_quota(fit)));
         Ok(Some(Outcome::Deferred))
@@ -191,14 +192,8 @@ impl BraidFs {
             need => self.grants(fit.asker, need, &fit.owners),
         };
         let Err(refused) = granted else {
-            return match self.vol.getattr(ino) {
-                Ok(attr) => {
-                    let mut out = Answer::new(256);
-                    out.put(&attr_out(&attr, 0));
-                    fit.later.answer(&mut out);
-                }
-                Err(e) => fit.later.done(Err(crate::fs::errno(e))),
-            };
+            // the domain may have little room besides
+            return self.fit_room(fit.asker, fit.range, fit.doing, fit.later, fit.waiting);
         };
         let patience = if unseen { LATELY + IN_FLIGHT } else { IN_FLIGHT };
         if blocks > 0 && fit.since.elapsed() < patience {

@@ -864,3 +864,5 @@ mod without_open {
         assert!(old.ttl(b"f") > 0, "with OPEN only those that are open for writing");
     }
 }
+
+mod later;

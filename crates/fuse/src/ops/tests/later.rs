@@ -1,0 +1,85 @@
+//! What the helper thread answers, as the kernel is told it.
+
+use super::*;
+use rustix::fs::{OFlags, fcntl_setfl};
+use std::io::{PipeReader, Read as _};
+
+/// A kernel that reads what it is told.
+struct Kernel(PipeReader);
+
+impl Kernel {
+    fn of(s: &mut Served) -> Self {
+        let (kernel, told) = std::io::pipe().unwrap();
+        fcntl_setfl(&kernel, OFlags::NONBLOCK).unwrap();
+        s.channel = Arc::new(Channel::new(told.into()));
+        Self(kernel)
+    }
+
+    /// What it was told since it was asked last: notifications by their number, answers by their errno.
+    fn told(&mut self) -> Vec<(bool, i32)> {
+        let (mut bytes, mut part) = (Vec::new(), [0; 4096]);
+        while let Ok(n) = self.0.read(&mut part) {
+            bytes.extend_from_slice(&part[..n]);
+        }
+        let (mut rest, mut told) = (&bytes[..], Vec::new());
+        while let Ok((head, _)) = abi::OutHeader::read_from_prefix(rest) {
+            told.push((head.unique == 0, head.error.abs()));
+            rest = &rest[head.len as usize..];
+        }
+        told
+    }
+}
+
+impl Served {
+    /// Does what the helper thread is to do, until there is nothing left.
+    fn help(&self) {
+        self.jobs.try_iter().for_each(|job| job(&self.fs));
+    }
+
+    fn handled(&self, frame: &[u8]) -> Result<Outcome, Errno> {
+        let cx = Context::new(&self.channel, 1, None);
+        self.fs.handle(&Request::parse(frame).unwrap(), &mut Answer::new(4096), &cx)
+    }
+}
+
+/// Nobody.
+const USER: u32 = 65534;
+
+/// A `write` that waited for a quota is told of little room as any other: it was let through without a grant of room,
+/// and what the kernel took was lost.
+#[test]
+fn what_waits_for_a_quota_needs_room_too() {
+    let mut s = Served::without_open();
+    let mut kernel = Kernel::of(&mut s);
+    s.fs.vol.quota_change(braidfs::QuotaOwner::User(USER), |limits| limits.space = Some(3 << 20)).unwrap();
+    let own = |name: &str| {
+        let id = WireId(s.mknod(ROOT, name).nodeid);
+        let owner = braidfs::SetAttr { uid: Some(USER), ..braidfs::SetAttr::default() };
+        s.fs.vol.setattr(id.ino(), &owner).unwrap();
+        id
+    };
+    let (first, second, third) = (own("first"), own("second"), own("third"));
+    // by a thread that is gone when somebody looks: taken to write 2 MiB
+    let ask = |id: WireId, thread: u32| {
+        let arg = abi::GetattrIn { getattr_flags: abi::GETATTR_FH, dummy: 0, fh: 0 };
+        let mut frame = request(op::GETATTR, id, arg.as_bytes());
+        let (mut head, _) = abi::InHeader::read_from_prefix(&frame).unwrap();
+        (head.uid, head.pid) = (USER, thread);
+        frame[..size_of::<abi::InHeader>()].copy_from_slice(head.as_bytes());
+        s.handled(&frame)
+    };
+    assert_eq!(ask(first, u32::MAX >> 2), Ok(Outcome::Reply));
+    assert_eq!(ask(second, u32::MAX >> 3), Ok(Outcome::Deferred), "beside the first it is beyond the quota");
+    kernel.told();
+    s.help();
+    assert_eq!(kernel.told().last(), Some(&(false, 0)), "within the quota, and there is room");
+    // all but 1 MiB
+    let other = WireId(s.mknod(ROOT, "other").nodeid);
+    let file = s.fs.vol.open(other.ino()).unwrap();
+    let room = s.fs.vol.write_room(other.ino()) * 4096;
+    s.fs.vol.fallocate(&file, braidfs::FallocMode::Allocate { keep_size: false }, 0, room - (1 << 20)).unwrap();
+    assert_eq!(ask(third, u32::MAX >> 4), Ok(Outcome::Deferred));
+    kernel.told();
+    s.help();
+    assert_eq!(kernel.told().last(), Some(&(false, libc::ENOSPC)), "within the quota, and there is no room");
+}
