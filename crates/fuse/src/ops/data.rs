@@ -227,16 +227,36 @@ impl BraidFs {
         self.strip(req, &opened, cx)?;
         let _as = self.as_requester(req);
         let done = self.vol.fallocate(opened.file(), mode, arg.offset, arg.length);
-        if done.is_err() && !matches!(mode, FallocMode::Allocate { .. }) {
-            // a part may be zeros now, and the kernel drops its pages only where all went well (`fuse_file_fallocate`)
-            let (id, channel) = (opened.id(), cx.channel.clone());
-            let from = arg.offset - arg.offset % PAGE_BYTES;
-            let to = arg.offset.saturating_add(arg.length).div_ceil(PAGE_BYTES).saturating_mul(PAGE_BYTES);
-            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.drop_pages(id, Some((from, to - from)), &channel)));
+        if let Err(e) = done {
+            let e = errno(e);
+            let allocates = matches!(mode, FallocMode::Allocate { .. });
+            return if allocates { Err(e) } else { self.zeroed_in_part(opened.id(), &arg, e, cx) };
         }
-        done.map_err(errno)?;
         self.watch_room(opened.ino(), arg.length, cx.channel);
         Ok(Outcome::Reply)
+    }
+
+    /// Answers a FALLOCATE that failed, of which a part may be zeros by now: when the kernel has dropped its pages,
+    /// which it does by itself only where all went well (`fuse_file_fallocate` in fs/fuse/file.c). At once, where too
+    /// many wait for theirs.
+    fn zeroed_in_part(&self, id: WireId, arg: &abi::FallocateIn, why: Errno, cx: &Context<'_>) -> Handled {
+        let from = arg.offset - arg.offset % PAGE_BYTES;
+        let to = arg.offset.saturating_add(arg.length).div_ceil(PAGE_BYTES).saturating_mul(PAGE_BYTES);
+        let range = Some((from, to - from));
+        let Some(waiting) = self.let_wait(false) else {
+            let channel = cx.channel.clone();
+            // Not sent only where the mount is ending.
+            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.drop_pages(id, range, &channel)));
+            return Err(why);
+        };
+        let later = cx.later();
+        // A job that cannot be handed over is dropped, and answers EIO.
+        let _ = self.jobs.send(Box::new(move |fs: &BraidFs| {
+            let _waiting = waiting;
+            fs.drop_pages(id, range, later.channel());
+            later.done(Err(why));
+        }));
+        Ok(Outcome::Deferred)
     }
 
     pub(crate) fn lseek(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {

@@ -83,3 +83,24 @@ fn what_waits_for_a_quota_needs_room_too() {
     s.help();
     assert_eq!(kernel.told().last(), Some(&(false, libc::ENOSPC)), "within the quota, and there is no room");
 }
+
+/// A FALLOCATE that fails may have made zeros of a part: the kernel has dropped its pages when it is told.
+#[test]
+fn pages_are_dropped_before_a_failed_hole_is_told() {
+    let mut s = Served::new();
+    let id = WireId(s.mknod(ROOT, "f").nodeid);
+    let fh = s.open(op::OPEN, id).unwrap();
+    let mut kernel = Kernel::of(&mut s);
+    let fail = |mode: i32| {
+        // of no length
+        let arg = abi::FallocateIn { fh, mode: mode as u32, ..abi::FallocateIn::new_zeroed() };
+        s.handled(&request(op::FALLOCATE, id, arg.as_bytes()))
+    };
+    assert_eq!(fail(0), Err(Errno::INVAL), "nothing changes by it");
+    for mode in [libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, libc::FALLOC_FL_ZERO_RANGE] {
+        assert_eq!(fail(mode), Ok(Outcome::Deferred));
+        assert_eq!(kernel.told(), []);
+        s.help();
+        assert_eq!(kernel.told(), [(true, abi::NOTIFY_INVAL_INODE), (false, libc::EINVAL)]);
+    }
+}
