@@ -247,6 +247,11 @@ impl<'c> Context<'c> {
         self.ticket.is_some()
     }
 
+    /// Whether the queue that the request came in has few places left: it must not wait for long.
+    pub fn is_crowded(&self) -> bool {
+        self.ticket.is_some_and(Ticket::is_crowded)
+    }
+
     /// Takes the duty to reply away from the serving thread; the handler then returns [`Outcome::Deferred`].
     pub fn later(&self) -> Later {
         Later::new(self.channel, self.unique, self.ticket.cloned()).counted(self.counted.map(|c| c.timing()))

@@ -23,10 +23,11 @@
 //! What looks something up waits for no device, and where the tenant's processor time is limited for [`LOOKS_WAIT`] at most: the
 //! kernel looks names up under the lock of a RENAME, too. Listings wait for that as what holds a lock.
 //!
-//! **How many.** The kernel hands out only so many requests that nobody in the kernel waits for by itself, and neither reads
-//! ahead nor writes back for anybody when many of them are out. So parked ones are bounded, for all and for each tenant,
-//! and where root has mounted the volume the kernel's threshold is raised by as many. What comes beyond is served at once and
-//! is debt.
+//! **How many.** The kernel hands out only so many requests that nobody in the kernel waits for by itself, and neither
+//! reads ahead nor writes back for anybody when many of them are out. So parked ones are bounded, for all and for each
+//! tenant, and where root has mounted the volume the kernel's threshold is raised by as many. What comes beyond is
+//! served at once and is debt. So is what comes through a queue of a ring that has few places left
+//! ([`Context::is_crowded`]): those who came before wait in them.
 //!
 //! **Who waits for them.** When the kernel is told to drop pages of a file it waits for reads of them, and for writes that go
 //! through its cache. While the helper thread does that, these are not parked where they are of the domain, and those that are
@@ -405,7 +406,7 @@ impl BraidFs {
         };
         let turn = place.and_then(|(d, asks)| Some((d, come(d, &asks)?, asks)));
         let Some((domain, turn, asks)) = turn else { return self.serve_now(req, out, cx) };
-        let turn = match turn.due() {
+        let turn = match turn.due().filter(|_| !cx.is_crowded()) {
             None => turn,
             Some(_) => {
                 let kind = if cx.channel.own().is_some() { asks.kind.over_own() } else { asks.kind };

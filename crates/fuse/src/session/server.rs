@@ -98,7 +98,9 @@ impl Server<'_> {
             }
         };
         let lend = self.lend.as_ref().map(|_| &lend as &dyn Fn(Loan));
-        ring.run(|req, out, ticket| self.dispatch(req, out, Some(ticket), &mut None), lend)
+        let serve =
+            |req: &Request<'_>, out: &mut Answer, ticket: &Ticket| self.dispatch(req, out, Some(ticket), &mut None);
+        ring.run(serve, lend, &|| self.channel.is_over())
     }
 
     /// Serves what rings have lent, until they are gone.

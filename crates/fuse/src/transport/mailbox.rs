@@ -85,9 +85,16 @@ impl Mailbox {
 pub(crate) struct Ticket {
     pub(super) mailbox: Arc<Mailbox>,
     pub(super) entry: u32,
+    /// Its queue was when the request came.
+    pub(super) crowded: bool,
 }
 
 impl Ticket {
+    /// Whether few entries are left in the queue of the request, and none is added: it had better not wait for long.
+    pub fn is_crowded(&self) -> bool {
+        self.crowded
+    }
+
     /// Answers the request.
     pub fn post(&self, result: Result<Vec<u8>, Errno>) {
         self.send(Content::Answer(result));
@@ -109,7 +116,7 @@ mod tests {
     #[test]
     fn the_bell_rings_once_and_not_for_the_owner() {
         let m = Arc::new(Mailbox::new().unwrap());
-        let ticket = |entry| Ticket { mailbox: m.clone(), entry };
+        let ticket = |entry| Ticket { mailbox: m.clone(), entry, crowded: false };
         let (mut got, from_elsewhere) = (Vec::new(), |entry: u32, result: Result<Vec<u8>, Errno>| {
             std::thread::scope(|s| s.spawn(|| ticket(entry).post(result)).join().unwrap());
         });

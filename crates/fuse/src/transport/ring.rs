@@ -1,12 +1,17 @@
 //! The loop of a serving thread that has a ring: wait, serve, commit the answer and wait again in one system call.
 //!
-//! A thread owns the queues of one or more CPUs and stands on one of them. Each queue has entries; each of them holds one
-//! request from when it comes until its answer is committed, also while another thread works on the answer
-//! ([`State::Deferred`]). A request that finds no free entry waits in the kernel until one is committed: an entry that is
-//! added later does not fetch it (`fuse_uring_do_register` in fs/fuse/dev_uring.c). So a queue must never be full of
+//! A thread owns the queues of one or more CPUs and stands on one of them. Each queue has entries; each of them holds
+//! one request from when it comes until its answer is committed, also while another thread works on the answer
+//! ([`State::Deferred`]). A request that finds no free entry waits in the kernel until one is committed: an entry that
+//! is added later does not fetch it (`fuse_uring_do_register` in fs/fuse/dev_uring.c). So a queue must never be full of
 //! requests that wait for other requests (the kernel's WRITEs, for instance): of those the whole mount has at most
 //! [`DEFERRED_MAX`], less than a queue has entries. Requests that wait for the volume (fsync) are not bounded; for them
-//! entries are added as soon as fewer than [`RESERVE`] are left to the kernel.
+//! entries are added as soon as fewer than [`RESERVE`] are left to the kernel, up to [`DEPTH_MAX`]. A queue that has so
+//! many and has few left is *crowded*: nothing that comes in it waits for its tenant's turn ([`Ticket::is_crowded`]).
+//! One that has none left goes on with the first answer that comes.
+//!
+//! When entries are added requests may wait already, which these do not fetch, and new ones would overtake them
+//! ([`Behind`]).
 //!
 //! Memory of an entry is used only while it is not the kernel's; the kernel copies to it and from it only while this
 //! thread is in a system call ([`super::entry`]).
@@ -35,6 +40,8 @@ const GROWTH: usize = 64;
 const DEPTH_MAX: usize = 8192;
 /// So many entries of a queue are free for requests that do not wait for other requests.
 const RESERVE: usize = 32;
+/// With fewer a queue that gets no more is crowded.
+const CROWDED: usize = 256;
 /// Submission entries: more requests than come at once are submitted in pieces.
 const SUBMISSIONS: u32 = 64;
 /// A ring without large requests for so long gives memory of these back.
@@ -66,6 +73,30 @@ struct Queue {
     /// Entries, and those of them that are deferred.
     depth: usize,
     deferred: usize,
+    behind: Behind,
+}
+
+/// Whether requests may wait in the kernel for an entry to be committed, though there are free ones. Each commit
+/// fetches one of them, so one request is answered at once, and so is what its entry fetches, until it fetches nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Behind {
+    No,
+    /// The next request is to be answered at once.
+    Next,
+    /// This entry was committed: what it fetches is, too.
+    Fetching(usize),
+}
+
+impl Queue {
+    /// Whether the request in an entry had better be answered at once.
+    fn is_urgent(&self, entry: usize) -> bool {
+        self.behind == Behind::Next || self.behind == Behind::Fetching(entry)
+    }
+
+    /// Whether it gets no more entries, and few of `most` are left.
+    fn is_crowded(&self, most: usize) -> bool {
+        self.depth >= most && self.depth - self.deferred < CROWDED.min(most / 2)
+    }
 }
 
 /// Where a thread with a ring is to be, and the queues that it is to own.
@@ -102,6 +133,10 @@ pub(crate) struct Ring {
     count: Box<u64>,
     /// Entries that are the kernel's, or about to be.
     alive: usize,
+    /// The kernel has given entries back, for the connection has ended.
+    over: bool,
+    /// Entries that a queue has at most: [`DEPTH_MAX`].
+    depth_max: usize,
     memory: Memory,
 }
 
@@ -136,11 +171,17 @@ impl Ring {
         let mut ring = Self {
             uring,
             entries: Vec::new(),
-            queues: place.queues.into_iter().map(|qid| Queue { qid, depth: 0, deferred: 0 }).collect(),
-            ticket: Ticket { mailbox: mailbox.clone(), entry: 0 },
+            queues: place
+                .queues
+                .into_iter()
+                .map(|qid| Queue { qid, depth: 0, deferred: 0, behind: Behind::No })
+                .collect(),
+            ticket: Ticket { mailbox: mailbox.clone(), entry: 0, crowded: false },
             mailbox,
             count: Box::new(0),
             alive: 0,
+            over: false,
+            depth_max: DEPTH_MAX,
             memory: Memory { large: false, came: false, is_set: false, after },
         };
         ring.listen()?;
@@ -157,7 +198,8 @@ impl Ring {
     }
 
     /// Serves until the connection is gone. `serve` gets a request, an empty answer to build, and whither it may be
-    /// answered later; `lend`, where there is one, gets those that are large.
+    /// answered later; `lend`, where there is one, gets those that are large. `is_over` says whether the connection has
+    /// ended: it is asked now and then while the kernel has no entry to tell it by.
     ///
     /// # Errors
     /// The ring cannot be waited for.
@@ -165,13 +207,21 @@ impl Ring {
         &mut self,
         mut serve: impl FnMut(&Request<'_>, &mut Answer, &Ticket) -> Reply,
         lend: Option<&dyn Fn(Loan)>,
+        is_over: &dyn Fn() -> bool,
     ) -> io::Result<()> {
         let (mut scratch, mut letters, mut came) = (Answer::new(4096), Vec::new(), Vec::new());
-        while self.alive > 0 {
+        while self.alive > 0 || (self.is_awaited() && !is_over()) {
             self.deliver(&mut letters)?;
             self.wait()?;
             self.uring.take(&mut came);
             let timer = came.iter().any(|c| c.who == TIMER);
+            for q in &mut self.queues {
+                if let Behind::Fetching(entry) = q.behind
+                    && came.iter().all(|c| c.who != entry as u64)
+                {
+                    q.behind = Behind::No;
+                }
+            }
             for Completion { who, result, .. } in came.drain(..) {
                 match who {
                     BELL => {
@@ -200,6 +250,11 @@ impl Ring {
             }
         }
         Ok(())
+    }
+
+    /// Whether no entry is the kernel's, but will be when somebody answers.
+    fn is_awaited(&self) -> bool {
+        !self.over && self.queues.iter().any(|q| q.deferred > 0)
     }
 
     /// Gives memory of large requests back, where none has come for a while; `came` has been served.
@@ -234,6 +289,13 @@ impl Ring {
             }
         };
         self.ticket.entry = i as u32;
+        let queue = self.queue_of(i);
+        let urgent = queue.filter(|q| self.queues[*q].is_urgent(i));
+        self.ticket.crowded = urgent.is_some() || queue.is_some_and(|q| self.queues[q].is_crowded(self.depth_max));
+        if let Some(q) = urgent {
+            // until it is committed
+            self.queues[q].behind = Behind::Next;
+        }
         if may_take_long(head.opcode) {
             // Nobody else's answer waits for it.
             self.submit()?;
@@ -252,6 +314,9 @@ impl Ring {
         match served {
             Some(result) => {
                 entry.seal(result);
+                if let Some(q) = urgent {
+                    self.queues[q].behind = Behind::Fetching(i);
+                }
                 self.give(i, abi::URING_COMMIT_AND_FETCH)
             }
             None => self.defer(i),
@@ -265,7 +330,8 @@ impl Ring {
         let Some(q) = self.queue_of(i) else { return Ok(()) };
         self.queues[q].deferred += 1;
         let Queue { depth, deferred, .. } = self.queues[q];
-        if depth - deferred < RESERVE && depth < DEPTH_MAX {
+        if depth - deferred < RESERVE && depth < self.depth_max {
+            self.queues[q].behind = Behind::Next;
             self.grow(q, GROWTH)?;
         }
         Ok(())
@@ -326,7 +392,9 @@ impl Ring {
 
     /// An entry that the kernel does not have any more.
     fn bury(&mut self, i: usize, why: Errno) {
-        if !matches!(why, Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED) {
+        if matches!(why, Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED) {
+            self.over = true;
+        } else {
             tracing::error!(error = %why, queue = self.entries[i].qid, "the kernel refused an entry of a ring");
         }
         if self.entries[i].state != State::Dead {
@@ -383,9 +451,10 @@ impl Ring {
         Ok(())
     }
 
-    /// Hands over what is pushed and waits for something to do. Meanwhile nothing large may lie around for long.
+    /// Hands over what is pushed and waits for something to do. Meanwhile nothing large may lie around for long; and
+    /// without an entry the kernel does not tell that the connection has ended.
     fn wait(&mut self) -> io::Result<()> {
-        if self.memory.large && !self.memory.is_set {
+        if (self.memory.large || self.alive == 0) && !self.memory.is_set {
             (self.memory.is_set, self.memory.came) = (true, false);
             let at: *const Timespec = &*self.memory.after;
             self.push(&opcode::Timeout::new(at).build().user_data(TIMER).into())?;
@@ -428,4 +497,97 @@ fn set_len(sqe: &mut Entry128, len: u32) {
     // SAFETY: an SQE of 128 bytes is `struct io_uring_sqe`, all integers, of which `len` lies at offset 24
     // (linux/io_uring.h); the pointer is to the whole of it.
     unsafe { (&raw mut *sqe).cast::<u8>().add(LEN_AT).cast::<u32>().write_unaligned(len) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::thread::sched_getaffinity;
+    use std::fs::File;
+    use std::io::{Write as _, stderr};
+    use std::os::fd::AsFd;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    /// The null device takes all commands: as a kernel that has a request for each entry as soon as it has the entry.
+    fn of_null(null: &File) -> Option<Ring> {
+        let here = sched_getaffinity(None).unwrap();
+        let cpu = (0..CpuSet::MAX_CPU).find(|cpu| here.is_set(*cpu)).unwrap();
+        let place = RingPlace { cpu, queues: vec![0] };
+        if let Err(e) = place.try_ring() {
+            let _ = writeln!(stderr(), "SKIPPED: no io_uring here: {e}");
+            return None;
+        }
+        Ring::start(place, null.as_fd()).ok()
+    }
+
+    /// When entries are added, requests may wait that only a commit fetches: the next one is not put aside.
+    #[test]
+    fn where_entries_are_added_the_next_request_is_answered_at_once() {
+        let null = File::options().read(true).write(true).open("/dev/null").unwrap();
+        let served = thread::spawn(move || {
+            let mut ring = of_null(&null)?;
+            ring.depth_max = DEPTH + 8 * GROWTH;
+            let mut tickets: Vec<(u32, bool)> = Vec::new();
+            let serve = |_: &Request<'_>, _: &mut Answer, ticket: &Ticket| {
+                let first = ticket.crowded && tickets.iter().all(|(_, crowded)| !crowded);
+                tickets.push((ticket.entry, ticket.crowded));
+                if first { Reply::Empty } else { Reply::Deferred }
+            };
+            ring.run(serve, None, &|| true).unwrap();
+            Some(tickets)
+        });
+        let Some(tickets) = served.join().unwrap() else { return };
+        let first = tickets.iter().position(|(_, crowded)| *crowded);
+        assert_eq!(first, Some(DEPTH - RESERVE + 1));
+        let again = tickets.iter().filter(|(entry, _)| *entry == tickets[DEPTH - RESERVE + 1].0).count();
+        assert_eq!((again, tickets.len()), (2, DEPTH + 8 * GROWTH + 1));
+    }
+
+    #[test]
+    fn what_a_commit_fetches_is_urgent_until_it_fetches_nothing() {
+        let urgent = |behind| {
+            let queue = Queue { qid: 0, depth: 256, deferred: 0, behind };
+            [3, 4].map(|entry| queue.is_urgent(entry))
+        };
+        assert_eq!(urgent(Behind::No), [false, false]);
+        assert_eq!(urgent(Behind::Next), [true, true]);
+        assert_eq!(urgent(Behind::Fetching(4)), [false, true]);
+    }
+
+    /// A queue that gets no more entries, all of which wait for others, goes on with the first answer; and it ends with
+    /// the connection, of which no entry tells then.
+    #[test]
+    fn a_queue_with_no_entry_left_goes_on_with_the_first_answer() {
+        let null = File::options().read(true).write(true).open("/dev/null").unwrap();
+        let over = AtomicBool::new(false);
+        let (all, deferred) = mpsc::channel::<Ticket>();
+        thread::scope(|s| {
+            let over = &over;
+            let served = s.spawn(move || {
+                let mut ring = of_null(&null)?;
+                ring.depth_max = DEPTH;
+                let mut tickets = Vec::new();
+                let serve = |_: &Request<'_>, _: &mut Answer, ticket: &Ticket| {
+                    tickets.push(ticket.clone());
+                    let _ = all.send(ticket.clone());
+                    Reply::Deferred
+                };
+                ring.run(serve, None, &|| over.load(Ordering::SeqCst)).unwrap();
+                Some((tickets.iter().map(|t| (t.entry, t.crowded)).collect::<Vec<_>>(), ring.alive))
+            });
+            if let Some(last) = deferred.iter().take(DEPTH).last() {
+                thread::sleep(Duration::from_millis(50));
+                last.post(Ok(Vec::new()));
+                // the next request of the entry
+                assert_eq!(deferred.iter().next().map(|t| t.entry), Some(last.entry), "it is served again");
+                over.store(true, Ordering::SeqCst);
+            }
+            let Some((tickets, alive)) = served.join().unwrap() else { return };
+            assert_eq!((tickets.len(), alive), (DEPTH + 1, 0));
+            assert_eq!((tickets[0].1, tickets[DEPTH - 1].1, tickets[DEPTH].1), (false, true, true), "crowded");
+        });
+    }
 }
