@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 
 from fslib import run, wait_for
 from mount_tests.common import NOBODY, as_nobody, check, must, refused, root_only, same
@@ -151,6 +152,48 @@ def quota_answered_by_the_volume(volume, _top):
         quota(own, "set", *ME, "--space", str(100 * BLOCK))
         same(fills(own, "f", MIB * 4, 33 * BLOCK), (100 * BLOCK, errno.EDQUOT), "written, and the error")
         same(used(own, *ME), (100, 1), "used")
+
+
+@check(seconds=120)
+def quota_with_opens_and_times(volume, _top):
+    """With OPEN a file with a limited owner is written past the kernel's cache, which sends the time of before with a rename: the
+    volume keeps that of the last write. `stat` shows it when the file is closed."""
+    with volume_with(volume, "fileflags") as own:
+        quota(own, "set", *ME, "--space", str(300 * BLOCK))
+
+        def append(path):
+            time.sleep(0.1)
+            before = time.time_ns() - 20 * 10**6
+
+            def write():
+                with open(path, "ab", buffering=0) as file:
+                    file.write(b"b")
+
+            as_nobody(write)
+            return before
+
+        path, renamed = own.mnt / "f", own.mnt / "g"
+        append(path)
+        held = os.open(path, os.O_RDONLY)
+        shown = path.stat().st_mtime_ns
+        before = append(path)
+        path.rename(renamed)
+        same(renamed.stat().st_mtime_ns, shown, "the time shown while it is open")
+        os.close(held)
+        own.cold()
+        written = renamed.stat().st_mtime_ns
+        must(written >= before, f"{written}: the time of before, the last write is not older than {before}")
+        own.umount()
+        own.mount("fileflags")
+        before = append(renamed)
+        wait_for("the time of the write shown", lambda: renamed.stat().st_mtime_ns >= before, 10)
+        # the modification time alone, as tar sets it
+        os.utime(renamed, ns=(5, 5 * 10**9))
+        append(renamed)
+        run("touch", "-m", "-d", "@1000", renamed)
+        same(renamed.stat().st_mtime, 1000, "a time that is set")
+        own.cold()
+        same(renamed.stat().st_mtime, 1000, "after a remount")
 
 
 @check(seconds=120)

@@ -126,6 +126,20 @@ impl Flagged {
         self.immutable.load(Ordering::Relaxed) != 0 && self.files.lock().get(&ino.0).is_some_and(|c| c.immutable)
     }
 
+    /// Whether the kernel has yet to learn of a change of the file.
+    fn is_unseen(&self, ino: InodeNo) -> bool {
+        self.any() && self.files.lock().get(&ino.0).is_some_and(|c| c.unseen)
+    }
+
+    /// It is being told.
+    fn seen(&self, ino: InodeNo) {
+        if self.any()
+            && let Some(change) = self.files.lock().get_mut(&ino.0)
+        {
+            change.unseen = false;
+        }
+    }
+
     /// The kernel says that the file last changed at `ctime`: the later of that and of the change of its flags.
     pub fn not_before(&self, ino: InodeNo, ctime: Timestamp) -> Timestamp {
         if self.count.load(Ordering::Relaxed) == 0 {
@@ -220,19 +234,16 @@ impl BraidFs {
         let _ = self.jobs.send(Box::new(work));
     }
 
-    /// A descriptor of a file was closed: where it was the last one since its flags changed, the kernel is made to forget
-    /// what it knows.
+    /// A descriptor of a file was closed: where it was the last one since its flags changed, or since it was written
+    /// past the kernel's cache ([`crate::past_cache`]), the kernel is made to forget what it knows.
     pub(crate) fn show_change(&self, id: WireId, channel: &Arc<Channel>) {
-        if self.flagged.count.load(Ordering::Relaxed) == 0 || self.negotiated.minor < abi::MINOR_PRUNE {
+        let ino = id.ino();
+        let unseen = self.flagged.is_unseen(ino) || self.past_cache.is_unseen(ino);
+        if !unseen || self.negotiated.minor < abi::MINOR_PRUNE || self.vol.is_open(ino) {
             return;
         }
-        let mut files = self.flagged.files.lock();
-        let Some(change) = files.get_mut(&id.ino().0).filter(|c| c.unseen) else { return };
-        if self.vol.is_open(id.ino()) {
-            return;
-        }
-        change.unseen = false;
-        drop(files);
+        self.flagged.seen(ino);
+        self.past_cache.seen(ino);
         let mut list = self.flagged.drop.lock();
         list.push(id);
         if list.len() == 1 {

@@ -20,6 +20,7 @@ use crate::listing::Listings;
 use crate::looks::Looks;
 use crate::ops::{self, Durable, Samples, Syncs, TellDevices};
 use crate::pace::Pacer;
+use crate::past_cache::PastCache;
 use crate::profile::{Profile, Xattr};
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::room::Tight;
@@ -154,6 +155,8 @@ pub(crate) struct BraidFs {
     pub(crate) listings: Listings,
     /// Files that are written past the kernel's cache.
     pub(crate) direct_writes: DirectWrites,
+    /// Of them those of whose times the kernel does not know.
+    pub(crate) past_cache: PastCache,
     pub(crate) negotiated: Negotiated,
     /// Rises with each `security.capability` that is set: handles must look again whether a write has to remove one.
     pub(crate) caps_epoch: AtomicU64,
@@ -266,6 +269,7 @@ impl BraidFs {
             handles: Handles::default(),
             listings: Listings::default(),
             direct_writes: DirectWrites::default(),
+            past_cache: PastCache::default(),
             negotiated,
             caps_epoch: AtomicU64::new(1),
             flagged: Flagged::default(),

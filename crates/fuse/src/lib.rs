@@ -37,6 +37,7 @@ mod node;
 mod opened;
 mod ops;
 mod pace;
+mod past_cache;
 mod profile;
 mod request;
 mod requester;

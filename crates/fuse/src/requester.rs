@@ -66,6 +66,12 @@ pub(crate) fn is_writing(req: &Request<'_>) -> bool {
     matches!(doing(req).doing, Doing::Writing(_))
 }
 
+/// Whether the thread that asks is seen to set times.
+pub(crate) fn sets_times(req: &Request<'_>) -> bool {
+    let call = thread(req).and_then(|t| of_thread(t, "syscall").ok()).and_then(|text| parse_call(&text));
+    call.is_some_and(|call| call.number() == libc::SYS_utimensat)
+}
+
 /// What a thread is seen to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Doing {

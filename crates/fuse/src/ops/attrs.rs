@@ -82,7 +82,7 @@ impl BraidFs {
         let node = held.ino();
         let mut set = set_attr(&arg);
         if only_times(arg.valid) {
-            self.accept_times(&arg, node, &mut set)?;
+            self.accept_times(req, &arg, node, &mut set)?;
         }
         let strips = if set.uid.is_some() || set.gid.is_some() {
             let attr = self.vol.getattr(node).map_err(errno)?;
@@ -102,16 +102,20 @@ impl BraidFs {
         }
         let _as = self.as_requester(req);
         let attr = self.vol.setattr(node, &set).map_err(errno)?;
+        if set.mtime.is_some() {
+            self.past_cache.forget(node);
+        }
         out.put(&attr_out(&attr, self.attr_ttl(&attr)));
         Ok(Outcome::Reply)
     }
 
     /// A change of mode and times that goes into memory alone, as most of those do that the kernel sends after a rename, an
-    /// unlink or a link. `None`: for who has the inode open. So is all that concerns files whose flags changed.
+    /// unlink or a link. `None`: for who has the inode open. So is all of files of whose times the kernel does
+    /// not know, and all while there are files of whose flags it does not.
     fn set_beside(&self, arg: &abi::SetattrIn, id: WireId) -> Result<Option<Attr>, Errno> {
         let set = set_attr(arg);
         let small = set.size.is_none() && set.uid.is_none() && set.gid.is_none() && !set.kill_suid;
-        if !small || self.flagged.any() {
+        if !small || self.flagged.any() || self.past_cache.known(id.ino()).is_some() {
             return Ok(None);
         }
         self.vol.setattr_beside(id.ino(), |g| id.is_of(g), &set).map_err(errno)
@@ -119,12 +123,25 @@ impl BraidFs {
 
     /// What is special about a change of times alone: some the kernel has accepted before, some are allowed where others
     /// are not.
-    fn accept_times(&self, arg: &abi::SetattrIn, node: InodeNo, set: &mut SetAttr) -> Result<(), Errno> {
+    fn accept_times(
+        &self,
+        req: &Request<'_>,
+        arg: &abi::SetattrIn,
+        node: InodeNo,
+        set: &mut SetAttr,
+    ) -> Result<(), Errno> {
         let cached = only_cached_times(arg.valid);
         if let (true, Some(SetTime::At(ctime))) = (cached, set.ctime) {
             set.ctime = Some(SetTime::At(self.flagged.not_before(node, ctime)));
         }
         let now = self.vol.getattr(node).map_err(errno)?;
+        let mut of_past = false;
+        if let (true, Some(SetTime::At(mtime)), Some(SetTime::At(ctime))) = (cached, set.mtime, set.ctime)
+            && self.is_of_past(req, mtime, &now)
+        {
+            // it stays as it is
+            (of_past, set.mtime, set.ctime) = (true, None, Some(SetTime::At(ctime.max(now.ctime))));
+        }
         set.accepted = match now.flags & (IMMUTABLE | APPEND) {
             0 => false,
             flags => {
@@ -138,7 +155,7 @@ impl BraidFs {
                 let held = !self.negotiated.opens() || self.handles.has_cached_writer(node);
                 let writer = held || self.is_tight(node) || through();
                 let before = Timestamp { sec: arg.ctime, nsec: arg.ctimensec } <= now.ctime;
-                let kept = set.mtime == Some(SetTime::At(now.mtime)) || (writer && (same || before));
+                let kept = of_past || set.mtime == Some(SetTime::At(now.mtime)) || (writer && (same || before));
                 (cached && kept) || (touch && flags & IMMUTABLE == 0)
             }
         };

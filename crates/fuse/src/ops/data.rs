@@ -109,6 +109,9 @@ impl BraidFs {
             size
         } else {
             self.takes_write(&opened, arg.offset)?;
+            if direct {
+                self.note_past_cache(&opened);
+            }
             let _as = self.as_requester(req);
             let mut size = self.vol.write(opened.file(), arg.offset, data).map_err(errno)?;
             if direct && size < data.len() && opened.handle().is_none_or(|h| h.cached_writer) {

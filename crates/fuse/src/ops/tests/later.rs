@@ -104,3 +104,44 @@ fn pages_are_dropped_before_a_failed_hole_is_told() {
         assert_eq!(kernel.told(), [(true, abi::NOTIFY_INVAL_INODE), (false, libc::EINVAL)]);
     }
 }
+
+/// The kernel goes on to tell the time that a file had before it was written past the cache: the volume's is not
+/// lowered.
+#[test]
+fn times_from_before_a_write_past_the_cache_change_nothing() {
+    let s = Served::new();
+    let made = s.mknod(ROOT, "f");
+    let id = WireId(made.nodeid);
+    let fh = s.open(op::OPEN, id).unwrap();
+    assert!(!s.fs.handles.has_cached_writer(id.ino()), "there is little room: it is written through");
+    let write = || {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let mut arg = abi::WriteIn::new_zeroed();
+        (arg.fh, arg.size, arg.write_flags) = (fh, 1, abi::WRITE_LOCKOWNER);
+        s.handled(&request(op::WRITE, id, &[arg.as_bytes(), b"x"].concat())).unwrap();
+        let now = s.getattr(id).unwrap();
+        (now.mtime, now.mtimensec)
+    };
+    let tell = |(sec, nsec): (i64, u32)| {
+        let mut arg = abi::SetattrIn::new_zeroed();
+        (arg.valid, arg.mtime, arg.mtimensec, arg.ctime) = (TIMES, sec, nsec, 1 << 40);
+        s.ask(op::SETATTR, id, &[arg.as_bytes()]).unwrap();
+        let now = s.getattr(id).unwrap();
+        assert_eq!(now.ctime, 1 << 40);
+        (now.mtime, now.mtimensec)
+    };
+    let before = (made.attr.mtime, made.attr.mtimensec);
+    let first = write();
+    assert!(first > before);
+    assert_eq!(tell(before), first, "of a rename");
+    let second = write();
+    assert_eq!((tell(before), tell(first)), (second, second), "what it may know is between the two");
+    assert_eq!(tell((4711, 5)), (4711, 5), "that nobody kept");
+    assert_eq!(tell(before), before, "and now it is known");
+    let third = write();
+    assert_eq!(tell(before), third);
+    assert_eq!(tell((third.0 + 1, 0)), (third.0 + 1, 0), "written through the cache");
+    write();
+    s.forget(&made, 1);
+    assert_eq!(s.fs.past_cache.known(id.ino()), None, "the kernel asks anew");
+}
