@@ -19,6 +19,7 @@ use crate::planted::sharing::{Place, share};
 use crate::planted::{self, Bug, planted};
 use crate::store::Store;
 use crate::types::*;
+use braidfs_format::BLOCK_BYTES;
 use braidfs_format::journal::{
     CHUNK_HEADER_BYTES, CHUNK_MAX_BLOCKS, ChunkId, ChunkKind, Record, chunk_blocks, encode_chunk,
 };
@@ -33,6 +34,9 @@ use std::sync::atomic::Ordering;
 
 /// Chunks of a journal, by where they go.
 type Sealed = Vec<(BlockAddr, Vec<u8>)>;
+
+/// A chunk of a journal: address, bytes, position, checksum.
+pub(super) type Chunk = (BlockAddr, Vec<u8>, u64, u32);
 
 /// Cells that one thread has written out before another has started.
 const FEW_CELLS: usize = 64;
@@ -102,7 +106,10 @@ impl Domain {
         };
         let Some((tx, made)) = self.write_running(lead, help)? else { return Ok(None) };
         if self.keeps_journal() {
-            self.write_transaction(&tx, &made.records)?;
+            match self.chunks_if_room(&tx, &made)? {
+                Some(chunks) => self.write_transaction(&tx, chunks)?,
+                None => self.flush_devices()?,
+            }
             self.orphans_listed.store(made.listed, Ordering::Release);
         }
         self.apply_durable(&tx, made)?;
@@ -273,8 +280,7 @@ impl Domain {
     }
 
     /// Writes the chunks, flushes, writes the commit record, flushes.
-    fn write_transaction(&self, tx: &Tx, records: &[Record]) -> Result<()> {
-        let (parts, blocks) = self.chunks(tx, records)?;
+    fn write_transaction(&self, tx: &Tx, (parts, blocks): (Vec<Record>, Sealed)) -> Result<()> {
         let write_chunks = || {
             self.write_blocks(&blocks)?;
             if planted(Bug::CopyUnflushed) && self.space.has_shut() {
@@ -287,11 +293,45 @@ impl Domain {
         planted::step(Bug::NoFlushAfterCommit, || self.flush_devices())
     }
 
-    /// Writes the chunks; what the commit record says of them.
-    fn write_chunks(&self, tx: &Tx, records: &[Record]) -> Result<Vec<Record>> {
-        let (parts, blocks) = self.chunks(tx, records)?;
-        self.write_blocks(&blocks)?;
-        Ok(parts)
+    /// [`Self::chunks`] of a transaction, with room for the commit record; `None` where recovery found a ring that has none:
+    /// the checkpoint that ends recovery carries the transaction.
+    ///
+    /// What the crash cut off at the end of the ring is no loss. It is blank on the device before it is overwritten: the ring
+    /// must not seem to go on behind what recovery writes there.
+    fn chunks_if_room(&self, tx: &Tx, made: &Made) -> Result<Option<(Vec<Record>, Sealed)>> {
+        let full = |r: &Result<_>| matches!(r, Err(Error::JournalFull));
+        let first = self.chunks_and_room(tx, &made.records);
+        if !full(&first) || !self.shared.recovering.load(Ordering::Relaxed) {
+            return first.map(Some);
+        }
+        let cut_off = self.first_pos.lock().take_cut_off();
+        if !cut_off.is_empty() {
+            let blank = cut_off.clone().map(|pos| (self.journal.addr(pos), vec![0; BLOCK_BYTES])).collect::<Vec<_>>();
+            self.write_blocks(&blank)?;
+            self.store.flush_groups([self.journals_group()])?;
+            self.journal.set_head(cut_off.start);
+            let again = self.chunks_and_room(tx, &made.records);
+            if !full(&again) {
+                return again.map(Some);
+            }
+        }
+        if made.listed {
+            // the list must be found in the journal
+            return Err(Error::JournalFull);
+        }
+        tracing::warn!(
+            "{}: its journal is full: recovery writes the tables at once. If the machine stops before the volume is \
+             mounted, run fsck.braidfs.",
+            self.id
+        );
+        Ok(None)
+    }
+
+    /// [`Self::chunks`], where the commit record has room behind them.
+    fn chunks_and_room(&self, tx: &Tx, records: &[Record]) -> Result<(Vec<Record>, Sealed)> {
+        let chunks = self.chunks(tx, records)?;
+        let record = chunk_blocks(self.commit_record(&chunks.0).len());
+        if self.journal.has_room(record) { Ok(chunks) } else { Err(Error::JournalFull) }
     }
 
     /// What the commit record says of the chunks that hold `records`, and these.
@@ -329,11 +369,15 @@ impl Domain {
     }
 
     fn write_commit_record(&self, tx: &Tx, parts: &[Record], write: WriteBatch) -> Result<()> {
+        let (addr, bytes, ..) = self.chunk(ChunkKind::Commit, tx.id, 0, &self.commit_record(parts))?;
+        self.write_blocks_by(&[(addr, bytes)], write)
+    }
+
+    fn commit_record(&self, parts: &[Record]) -> Vec<u8> {
         let mut body = Vec::new();
         Record::After(TxId(self.durable.load(Ordering::Relaxed))).encode(&mut body);
         parts.iter().for_each(|p| p.encode(&mut body));
-        let (addr, bytes, ..) = self.chunk(ChunkKind::Commit, tx.id, 0, &body)?;
-        self.write_blocks_by(&[(addr, bytes)], write)
+        body
     }
 
     /// Longest chunk: short journals are written in smaller pieces.
@@ -345,17 +389,24 @@ impl Domain {
     ///
     /// # Errors
     /// [`Error::JournalFull`].
-    pub(super) fn chunk(
+    pub(super) fn chunk(&self, kind: ChunkKind, tx: TxId, stream: u16, body: &[u8]) -> Result<Chunk> {
+        self.chunk_below(self.journal.blocks(), (kind, tx, stream), body)
+    }
+
+    /// [`Self::chunk`] where no more than `most` blocks of the journal are in use then.
+    ///
+    /// # Errors
+    /// As [`Self::chunk`].
+    pub(super) fn chunk_below(
         &self,
-        kind: ChunkKind,
-        tx: TxId,
-        stream: u16,
+        most: u64,
+        (kind, tx, stream): (ChunkKind, TxId, u16),
         body: &[u8],
-    ) -> Result<(BlockAddr, Vec<u8>, u64, u32)> {
+    ) -> Result<Chunk> {
         let pos = {
             // in one step with the checkpoint's choice of the tail
             let mut first = self.first_pos.lock();
-            let pos = self.journal.take(chunk_blocks(body.len())).ok_or(Error::JournalFull)?;
+            let pos = self.journal.take_below(chunk_blocks(body.len()), most).ok_or(Error::JournalFull)?;
             first.take(tx.0, pos);
             pos
         };
@@ -386,8 +437,8 @@ pub(crate) struct Chunked<'d> {
     lead: Lead<'d, Arc<Work>, rank::Work>,
     tx: Arc<Tx>,
     made: Made,
-    /// The chunks that the commit record names.
-    parts: Vec<Record>,
+    /// The chunks that the commit record names; `None` where the journal has no room for them ([`Domain::chunks_if_room`]).
+    parts: Option<Vec<Record>>,
 }
 
 /// What a transaction makes of the committed view once it is durable.
@@ -426,8 +477,14 @@ impl Domain {
             };
             workers.each(threads, 1, help).map(|_| ())
         });
-        let chunked = chunked
-            .and_then(|made| made.map(|(tx, made)| Ok((self.write_chunks(&tx, &made.records)?, tx, made))).transpose());
+        let write_chunks = |(tx, made): (Arc<Tx>, Made)| {
+            let parts = match self.chunks_if_room(&tx, &made)? {
+                Some((parts, blocks)) => self.write_blocks(&blocks).map(|()| Some(parts))?,
+                None => None,
+            };
+            Ok((parts, tx, made))
+        };
+        let chunked = chunked.and_then(|made| made.map(write_chunks).transpose());
         drop(one);
         panics.disarm();
         match chunked.inspect_err(|e| self.fail(e))? {
@@ -444,7 +501,8 @@ impl Domain {
     /// # Errors
     /// As [`Self::begin_commit`].
     pub(crate) fn record_commit(&self, c: &Chunked<'_>) -> Result<()> {
-        self.write_commit_record(&c.tx, &c.parts, Store::write_batch).inspect_err(|e| self.fail(e))
+        let Some(parts) = &c.parts else { return Ok(()) };
+        self.write_commit_record(&c.tx, parts, Store::write_batch).inspect_err(|e| self.fail(e))
     }
 
     /// The last step: the transaction is durable.

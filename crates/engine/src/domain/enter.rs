@@ -176,9 +176,25 @@ impl Domain {
         if !self.fits_journal() {
             return false;
         }
+        self.journal.used() + self.commit_blocks(cost) > self.journal_limit()
+    }
+
+    /// Blocks of the journal that a commit of `cost` bytes and the one that is under way may need.
+    fn commit_blocks(&self, cost: usize) -> u64 {
         let pending = self.pending.load(Ordering::Acquire);
-        let need = ((cost + pending) / 4096) as u64 * 5 / 4 + 8;
-        self.journal.used() + need > self.journal.blocks() * 5 / 8
+        ((cost + pending) / 4096) as u64 * 5 / 4 + 8
+    }
+
+    /// Blocks of the journal that are in use at most before room is made.
+    fn journal_limit(&self) -> u64 {
+        self.journal.blocks() * 5 / 8
+    }
+
+    /// Blocks of the journal that may be in use with a roll-forward chunk: what a commit of `cost` bytes needs stays free. After
+    /// a crash recovery commits that much at most.
+    pub(super) fn roll_forward_most(&self, cost: usize) -> u64 {
+        let commits = if self.fits_journal() { self.commit_blocks(cost) } else { 0 };
+        self.journal_limit().saturating_sub(commits)
     }
 }
 

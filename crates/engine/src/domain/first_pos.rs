@@ -1,6 +1,7 @@
 //! From where on a domain's journal is needed.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Which position transactions need the journal from.
 #[derive(Debug, Default)]
@@ -9,6 +10,9 @@ pub(super) struct FirstPositions {
     taken: BTreeMap<u64, u64>,
     /// The recovery transaction, and the tail that stays until it is committed and checkpointed.
     recovery: Option<(u64, u64)>,
+    /// Where the journal that recovery found ends with what no commit record and no fsync counts on: the chunks of a
+    /// transaction that the crash cut off.
+    cut_off: Range<u64>,
 }
 
 impl FirstPositions {
@@ -17,9 +21,18 @@ impl FirstPositions {
         self.taken.entry(tx).or_insert(pos);
     }
 
-    /// The journal that recovery found stays from `tail` on as long as `tx` is not given up.
-    pub fn keep_for_recovery(&mut self, tx: u64, tail: u64) {
+    /// The journal that recovery found stays from `tail` on as long as `tx` is not given up. Nothing counts on `cut_off`, its
+    /// end.
+    pub fn keep_for_recovery(&mut self, tx: u64, tail: u64, cut_off: Range<u64>) {
         self.recovery = Some((tx, tail));
+        self.cut_off = cut_off;
+    }
+
+    /// What of the journal the crash cut off, once: the journal goes on where that began, so that chunks that were taken since
+    /// are none.
+    pub fn take_cut_off(&mut self) -> Range<u64> {
+        self.taken.clear();
+        std::mem::take(&mut self.cut_off)
     }
 
     /// Where the journal begins of which transactions from `keep` on are kept; `None`: at its head.

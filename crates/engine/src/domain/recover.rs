@@ -19,6 +19,8 @@ use crate::store::Store;
 use crate::types::*;
 use braidfs_format::Corrupt;
 use braidfs_format::domain::{CLEAN, DomainHeader};
+use braidfs_format::journal::{Chunk, ChunkKind};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// What opening a domain does with what its journal holds.
@@ -59,8 +61,8 @@ struct Reached {
     durable: u64,
     /// The highest number that was seen.
     newest: u64,
-    /// The journal is kept from here on until the recovery transaction is durable.
-    keep: Option<u64>,
+    /// The journal is kept from here on until the recovery transaction is durable; and which end of it nothing counts on.
+    keep: Option<(u64, Range<u64>)>,
     /// Why nothing may be done with the domain; its mount goes on.
     unread: Option<Error>,
 }
@@ -70,6 +72,11 @@ impl Reached {
         let last = h.last_tx.get();
         Self { durable: last, newest: last, keep: None, unread: None }
     }
+}
+
+/// Whether a later recovery needs the chunk as long as `last` is the newest transaction that is durable.
+fn counts(c: &Chunk, last: u64) -> bool {
+    c.kind != ChunkKind::Stream || c.tx.0 <= last
 }
 
 /// A domain whose tables are open as of its last checkpoint.
@@ -126,7 +133,9 @@ impl Opening<'_> {
         let last = replay(self.id, &chunks, &tables, header, workers, rec)?;
         rec.forward = newest_records(self.store, &chunks, last, workers, rec)?;
         let newest = chunks.iter().map(|c| c.tx.0).max().unwrap_or(0).max(last);
-        let keep = (!chunks.is_empty()).then(|| self.journal.tail());
+        let needed = chunks.iter().filter(|c| counts(c, last)).map(|c| c.pos + u64::from(c.blocks)).max();
+        let cut_off = needed.unwrap_or(0).max(self.journal.head())..end;
+        let keep = (!chunks.is_empty()).then(|| (self.journal.tail(), cut_off));
         self.journal.set_head(end.max(self.journal.head()));
         Ok(Reached { durable: last, newest, keep, unread: None })
     }
@@ -171,9 +180,9 @@ impl Domain {
         let first_tx = TxId(header.header.first_tx(reached.newest));
         let d = Self::new(id, store, shared, peers, Layers { space, nodes, journal, first_tx }, header);
         d.durable.store(reached.durable, std::sync::atomic::Ordering::Relaxed);
-        if let Some(tail) = reached.keep {
+        if let Some((tail, cut_off)) = reached.keep {
             // nothing is given up before the recovery transaction is durable
-            d.first_pos.lock().keep_for_recovery(first_tx.0, tail);
+            d.first_pos.lock().keep_for_recovery(first_tx.0, tail, cut_off);
         }
         if let Some(why) = doubt.map(Into::into).or(reached.unread) {
             d.fail(&why);

@@ -241,9 +241,10 @@ impl Domain {
         Ok((records, bytes))
     }
 
-    /// Whether the journal has room for a roll-forward chunk of so many blocks, and commits after it still have theirs.
+    /// Whether the journal has room for a roll-forward chunk of so many blocks, and commits after it still have theirs: a hint,
+    /// others may take it before ([`Self::roll_forward_chunk`]).
     fn fits_beside_commits(&self, blocks: u32) -> bool {
-        blocks < self.chunk_blocks_max() && self.journal.used() + u64::from(blocks) <= self.journal.blocks() * 5 / 8
+        blocks < self.chunk_blocks_max() && self.journal.used() + u64::from(blocks) <= self.roll_forward_most(0)
     }
 
     /// Whether no commit that is under way, or about to begin, carries an older state of the cell. Of a directory it would
@@ -306,8 +307,7 @@ impl Domain {
             let mut body = Vec::new();
             b.records.iter().for_each(|r| r.encode(&mut body));
             let small = chunk_blocks(body.len()) <= self.chunk_blocks_max();
-            let chunk =
-                if small { self.chunk(ChunkKind::RollForward, b.tx, 0, &body) } else { Err(Error::JournalFull) };
+            let chunk = if small { self.roll_forward_chunk(b.tx, &body) } else { Err(Error::JournalFull) };
             match chunk {
                 Ok(c) => {
                     writes.push((c.0, Payload::Raw(c.1)));
@@ -318,6 +318,32 @@ impl Domain {
             }
         }
         Ok((writes, fit))
+    }
+
+    /// A roll-forward chunk, where the journal keeps room for the commits. Files that are synced together were all gathered
+    /// before the first of them takes its room: what each of them found then is not what is there now.
+    ///
+    /// # Errors
+    /// [`Error::JournalFull`].
+    fn roll_forward_chunk(&self, tx: TxId, body: &[u8]) -> Result<super::commit::Chunk> {
+        let running = self.gate.read();
+        let take = |cost| self.chunk_below(self.roll_forward_most(cost), (ChunkKind::RollForward, tx, 0), body);
+        match take(running.cost_at_most()) {
+            Err(Error::JournalFull) => take(running.cost()),
+            taken => taken,
+        }
+    }
+
+    /// Writes the records of a file without pages, as an fsync does, with no limit but the ring's end; false where there is no room
+    /// up to there.
+    #[cfg(test)]
+    pub(crate) fn sync_beyond_limit(&self, e: &Enter<'_>, cell: &Cell) -> bool {
+        let (records, _) = self.full_records(cell, &mut cell.state.write()).unwrap();
+        let mut body = Vec::new();
+        records.iter().for_each(|r| r.encode(&mut body));
+        let Ok(c) = self.chunk(ChunkKind::RollForward, e.tx().id, 0, &body) else { return false };
+        self.submit(vec![(c.0, Payload::Raw(c.1))]).unwrap();
+        true
     }
 
     /// They are written: their transactions may be committed from here on.

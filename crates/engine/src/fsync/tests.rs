@@ -175,3 +175,122 @@ fn a_panic_in_an_fsync_is_an_error_of_who_waits() {
     v.fsync_start(files[0], false).wait().unwrap_err();
     v.crash();
 }
+
+/// Content of the files that are synced together: short, so that it lies in their records.
+fn content(i: usize) -> Vec<u8> {
+    vec![i as u8 + 1; 100]
+}
+
+/// A volume of one domain with a journal of 32 blocks.
+fn short_journal() -> Arc<MemDevice> {
+    let device = Arc::new(MemDevice::new(16384));
+    let o = MkfsOptions { domains: Some(1), journal_bytes: Some(128 << 10), ..MkfsOptions::default() };
+    crate::mkfs::format(&[device.clone() as Arc<dyn Device>], &o).unwrap();
+    device
+}
+
+fn mounted(device: Arc<dyn Device>) -> Result<Volume, crate::Error> {
+    Volume::mount(vec![device], MountOptions { background: false, ..MountOptions::default() })
+}
+
+/// Writes so many files; nothing of them is durable.
+fn written(v: &Volume, n: usize) -> Vec<InodeNo> {
+    let one = |i: usize| {
+        let node = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
+        let ino = v.create(InodeNo::ROOT, format!("f{i}").as_bytes(), &node, &Cred::root()).unwrap().ino;
+        v.write(&v.open(ino).unwrap(), 0, &content(i)).unwrap();
+        ino
+    };
+    (0..n).map(one).collect()
+}
+
+/// The image is without faults, and mounts with these files, after which it is without faults, too.
+fn holds(image: &MemDevice, files: &[InodeNo]) {
+    let device = || Arc::new(MemDevice::from_image(image.snapshot())) as Arc<dyn Device>;
+    let clean = |device| {
+        let how = braidfs_check::FsckOptions { repair: false, force: true };
+        let found = braidfs_check::check(&[device], &how, &crate::JournalReplay, &|_, _, _| {}).unwrap();
+        assert_eq!(found.findings, vec![]);
+    };
+    clean(device());
+    let mount = device();
+    let v = mounted(mount.clone()).unwrap();
+    let read = |ino: &InodeNo| {
+        let mut b = vec![0; 200];
+        let n = v.read(&v.open(*ino).unwrap(), 0, &mut b).unwrap();
+        b.truncate(n);
+        b
+    };
+    files.iter().enumerate().for_each(|(i, ino)| assert_eq!(read(ino), content(i), "file {i}"));
+    // the journal has room again
+    let more = written_more(&v);
+    v.fsync(more, false).unwrap();
+    v.sync().unwrap();
+    v.unmount().unwrap();
+    clean(mount);
+}
+
+fn written_more(v: &Volume) -> InodeNo {
+    let node = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
+    v.create(InodeNo::ROOT, b"more", &node, &Cred::root()).unwrap().ino
+}
+
+/// Each of many files that are synced together finds room in the journal before the first of them takes its own: they must not
+/// take what the next commit needs, nor what recovery does after a crash.
+#[test]
+fn files_that_are_synced_together_leave_commits_their_room() {
+    let device = short_journal();
+    let v = mounted(device.clone()).unwrap();
+    let files = written(&v, 40);
+    let all: Vec<(InodeNo, bool)> = files.iter().map(|f| (*f, false)).collect();
+    v.fsync_files(&all).into_iter().for_each(|r| r.unwrap());
+    assert!(v.domains()[0].fast_syncs > 0, "the first ones need no commit");
+    holds(&device, &files);
+    v.sync().unwrap();
+    v.unmount().unwrap();
+    holds(&device, &files);
+}
+
+/// Mounts that fail when they have written the recovery transaction, and not its commit record, leave its chunks in the
+/// journal: they must not fill it.
+#[test]
+fn recovery_that_is_cut_off_again_and_again_finds_room() {
+    let device = short_journal();
+    let v = mounted(device.clone()).unwrap();
+    let files = written(&v, 40);
+    let all: Vec<(InodeNo, bool)> = files[..3].iter().map(|f| (*f, false)).collect();
+    v.fsync_files(&all).into_iter().for_each(|r| r.unwrap());
+    let d = v.mounted().dom(DomainId(0)).clone();
+    let (_, first) = v.mounted().store.place(d.journal.addr(0), d.journal.blocks()).unwrap();
+    let journal = first..first + d.journal.blocks();
+    drop(d);
+    v.crash();
+    let mut failed = 0;
+    for _ in 0..40 {
+        let faulty = Arc::new(FaultDevice::new(device.clone(), 1));
+        // its chunks are one write, its commit record is the next
+        faulty.add(Rule::new(Op::Write, Effect::Fail(5)).blocks(journal.clone()).skip(1));
+        failed += u32::from(mounted(faulty.clone()).is_err() && faulty.fired() > 0);
+    }
+    assert!(failed >= 20, "{failed} recoveries were cut off");
+    holds(&device, &files[..3]);
+}
+
+/// A journal that is full to its last block with what fsyncs have made durable: there is no room for the transaction with which
+/// recovery ends.
+#[test]
+fn a_full_journal_is_recovered() {
+    let device = short_journal();
+    let v = mounted(device.clone()).unwrap();
+    let files = written(&v, 40);
+    let d = v.mounted().dom(DomainId(0)).clone();
+    let one = |ino: &&InodeNo| {
+        let c = v.mounted().cell(**ino).unwrap();
+        d.sync_beyond_limit(&d.enter_unthrottled().unwrap(), &c)
+    };
+    let synced = files.iter().take_while(one).count();
+    let (used, size) = (v.domains()[0].journal_used, v.domains()[0].journal_blocks);
+    assert!(used == size && synced > 20, "{used} of {size} blocks, {synced} files");
+    v.crash();
+    holds(&device, &files[..synced]);
+}

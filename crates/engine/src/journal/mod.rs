@@ -23,6 +23,16 @@ struct Ends {
     tail: u64,
 }
 
+impl Ends {
+    /// Where a chunk goes in a ring of `size` blocks of which at most `most` may be in use.
+    fn next(self, blocks: u32, size: u64, most: u64) -> Option<u64> {
+        let (n, in_ring) = (u64::from(blocks), self.head % size);
+        // a chunk does not wrap: the end of the ring stays unused
+        let pos = if in_ring + n > size { self.head + (size - in_ring) } else { self.head };
+        (pos + n - self.tail <= most.min(size)).then_some(pos)
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Journal {
@@ -57,19 +67,20 @@ impl Journal {
         self.ends.lock().tail
     }
 
-    /// Takes `blocks` neighbouring blocks; their position, or `None` where the ring is too full.
-    pub fn take(&self, blocks: u32) -> Option<u64> {
-        let (n, size) = (u64::from(blocks), self.ring.blocks());
+    /// Takes `blocks` neighbouring blocks; their position, or `None` where more than `most` would be in use then. Decided when
+    /// they are taken: of several that looked before, each found room.
+    pub fn take_below(&self, blocks: u32, most: u64) -> Option<u64> {
         let mut r = self.ends.lock();
-        let in_ring = r.head % size;
-        // a chunk does not wrap: the end of the ring stays unused
-        let pos = if in_ring + n > size { r.head + (size - in_ring) } else { r.head };
-        if pos + n - r.tail > size {
-            return None;
-        }
-        r.head = pos + n;
+        let pos = r.next(blocks, self.ring.blocks(), most)?;
+        r.head = pos + u64::from(blocks);
         self.used.store(r.head - r.tail, Ordering::Relaxed);
         Some(pos)
+    }
+
+    /// Whether so many neighbouring blocks could be taken.
+    pub fn has_room(&self, blocks: u32) -> bool {
+        let size = self.ring.blocks();
+        self.ends.lock().next(blocks, size, size).is_some()
     }
 
     /// The tail may move to `pos`: everything before is in the home tables.
