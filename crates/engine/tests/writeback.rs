@@ -2,7 +2,7 @@
 
 use braidfs::OpenHow;
 use braidfs::device::{Device, MemDevice};
-use braidfs::{Cred, DataMode, InodeNo, MkfsOptions, MountOptions, Volume, mkfs};
+use braidfs::{Cred, DataMode, FallocMode, InodeNo, MkfsOptions, MountOptions, SetAttr, Volume, mkfs};
 use std::sync::Arc;
 
 fn mount(device: &Arc<MemDevice>) -> Volume {
@@ -50,4 +50,39 @@ fn data_survives_sync_fsync_and_unmount() {
     assert_holds(&v, b"synced", &[2; 100_000]);
     assert_holds(&v, b"to/d/file", &[3; 100_000]);
     v.unmount().unwrap();
+}
+
+/// What an fsync made durable in the inode's record stays so when the file outgrows the record: the record of the next
+/// commit, which leaves data alone, does not hold it any more.
+#[test]
+fn synced_content_survives_that_its_file_outgrows_the_record() {
+    type Grow = fn(&Volume, &braidfs::OpenFile);
+    let ways: [(&str, Grow); 4] = [
+        ("write", |v, f| assert_eq!(v.write(f, 100, &[2; 8192]).unwrap(), 8192)),
+        ("truncate", |v, f| {
+            v.setattr(f.ino(), &SetAttr { size: Some(8192), ..SetAttr::default() }).unwrap();
+        }),
+        ("fallocate", |v, f| v.fallocate(f, FallocMode::Allocate { keep_size: false }, 0, 8192).unwrap()),
+        ("write far behind", |v, f| assert_eq!(v.write(f, 1 << 20, &[2; 100]).unwrap(), 100)),
+    ];
+    for (how, grow) in ways {
+        let device = Arc::new(MemDevice::new(16384));
+        let o = MkfsOptions { domains: Some(1), ..MkfsOptions::default() };
+        mkfs::format(&[device.clone() as Arc<dyn Device>], &o).unwrap();
+        let v = mount(&device);
+        v.fsync(put(&v, b"small", &[1; 100]), false).unwrap();
+        let f = v.open_path(b"small", OpenHow { write: true, ..OpenHow::default() }, &Cred::root()).unwrap();
+        grow(&v, &f);
+        // commits the domain, of the other file the name alone
+        put(&v, b"other", &[3; 100_000]);
+        v.fsync(InodeNo::ROOT, false).unwrap();
+        v.crash();
+        let v = mount(&device);
+        let f = v.open_path(b"small", OpenHow { read: true, ..OpenHow::default() }, &Cred::root()).unwrap();
+        let mut b = [0; 100];
+        assert_eq!(v.read(&f, 0, &mut b).unwrap(), 100, "{how}");
+        assert_eq!(b, [1; 100], "{how}");
+        drop(f);
+        v.unmount().unwrap();
+    }
 }

@@ -74,6 +74,20 @@ pub struct Cell {
     pub sync: Mutex<(), rank::FileSync>,
 }
 
+/// What the dirty pages of a file are to who writes them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Dirty {
+    /// Nothing special.
+    #[default]
+    Ordinary,
+    /// An fsync found that it costs less to overwrite the file's blocks, and none since that it does not: the file lives by
+    /// that, and commits overwrite, too.
+    Overwritten,
+    /// Its content was inline before the first page was made, which has no place yet: the record that a transaction writes
+    /// does not hold it any more, so the same transaction writes the page.
+    WasInline,
+}
+
 /// Content of a regular file or symlink.
 #[derive(Debug, Default)]
 pub struct FileBody {
@@ -87,9 +101,8 @@ pub struct FileBody {
     pub reserved: u64,
     /// Whether extents were written by the cleaner or are large: goes to the cold log.
     pub cold: bool,
-    /// An fsync found that it costs less to overwrite the file's blocks, and none since that it does not: the file lives by
-    /// that, and commits overwrite, too.
-    pub overwritten: bool,
+    /// What its dirty pages are.
+    pub dirty: Dirty,
     /// Steps of the indexes' memory ([`FileBody::index_steps`]) that the volume's count has.
     pub counted: u16,
     /// Who overwrites it.
@@ -105,6 +118,13 @@ const SHORT_EXTENT: u64 = 32;
 const RECORD_EXTENTS_MAX: usize = 3500;
 
 impl FileBody {
+    /// No page that was inline is left without a place.
+    pub fn has_left_record(&mut self) {
+        if self.dirty == Dirty::WasInline {
+            self.dirty = Dirty::Ordinary;
+        }
+    }
+
     /// Whether its map could come to have more extents than it holds ([`ExtentMap::lacks_room`]), were so many pages more
     /// dirty, and so many extents more made at once. What is dirty by now counts: each page may get a place of its own, in
     /// the middle of an extent.

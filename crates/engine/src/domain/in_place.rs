@@ -14,7 +14,7 @@ use super::Domain;
 use super::out::Out;
 use super::serialise::RUN_MAX;
 use crate::cell::pages::Page;
-use crate::cell::{Body, Cell, FileBody, State};
+use crate::cell::{Body, Cell, Dirty, FileBody, State};
 use crate::error::Result;
 use crate::planted::{Bug, planted};
 use crate::store::Store;
@@ -70,7 +70,11 @@ impl Domain {
     pub(super) fn commit_overwrites(&self, st: &State) -> bool {
         let Body::File(f) = &st.body else { return false };
         // what the cleaner moves goes elsewhere
-        f.overwritten && !f.cold && self.overwrites() && self.place_durable(st) && self.overwriting_costs_less(f)
+        f.dirty == Dirty::Overwritten
+            && !f.cold
+            && self.overwrites()
+            && self.place_durable(st)
+            && self.overwriting_costs_less(f)
     }
 
     /// Whether to write the dirty blocks where they lie costs less than to write them elsewhere: they are few, in short runs,
@@ -106,13 +110,17 @@ impl Domain {
         // what the cleaner moves goes elsewhere
         let moved = f.cold && !planted(Bug::MoveForgotten);
         if !have_places(f) || !nocow && (moved || !self.overwriting_costs_less(f)) {
-            f.overwritten = false;
+            if f.dirty == Dirty::Overwritten {
+                f.dirty = Dirty::Ordinary;
+            }
             return InPlace::No;
         }
         match place_durable {
             true => match placed_runs(f) {
                 Some(runs) => {
-                    f.overwritten |= dirty;
+                    if dirty {
+                        f.dirty = Dirty::Overwritten;
+                    }
                     InPlace::Yes(InPlaceWrites(runs))
                 }
                 None => InPlace::No,

@@ -8,7 +8,7 @@ use crate::braid::durability::Durability;
 use crate::budget::requests_of;
 use crate::cell::extents::{Piece, Runs};
 use crate::cell::pages::Page;
-use crate::cell::{Body, Cell, FileBody, State, dir};
+use crate::cell::{Body, Cell, Dirty, FileBody, State, dir};
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
 use crate::space::Class;
@@ -166,7 +166,7 @@ impl Domain {
         // a link's target is no data: it is durable with the link
         let lazy = self.lazy_data()
             && cell.kind == FileKind::File
-            && matches!(&st.body, Body::File(f) if f.inline.is_none() && f.pages.dirty_count() > 0);
+            && matches!(&st.body, Body::File(f) if f.inline.is_none() && f.dirty != Dirty::WasInline && f.pages.dirty_count() > 0);
         if lazy {
             self.lazy.lock().push(cell.clone());
         } else {
@@ -234,7 +234,8 @@ impl Domain {
         self.flush_file(tx, cell, st, out, mlog)
     }
 
-    /// Turns inline content into dirty pages; the caller has reserved their blocks.
+    /// Turns inline content into dirty pages; the caller has reserved their blocks. The next transaction that writes the
+    /// file's record writes them, also with `data=writeback`: they may have been durable.
     pub fn uninline(&self, f: &mut FileBody) {
         if let Some(b) = f.inline.take()
             && !b.is_empty()
@@ -242,6 +243,7 @@ impl Domain {
             let mut p = Page::zeroed(self.place.home());
             p.write(0, &b);
             f.pages.put_dirty(0, p);
+            f.dirty = Dirty::WasInline;
             self.memory.add(1, 1);
         }
     }
@@ -261,8 +263,9 @@ impl Domain {
         let State { body: Body::File(f), durability, .. } = st else { return Ok(()) };
         let dirty = f.pages.dirty_count();
         if dirty == 0 {
-            // what the cleaner wanted to move was cut away
+            // what the cleaner wanted to move was cut away, or what had been inline
             f.cold = false;
+            f.has_left_record();
             return Ok(());
         }
         let class = class_of(f, dirty);
@@ -284,6 +287,7 @@ impl Domain {
         filled.into_iter().for_each(|r| f.map.mark_written(r.start, r.end));
         clean.into_iter().for_each(|r| f.pages.mark_clean(r.start, r.end));
         f.cold = false;
+        f.has_left_record();
         self.memory.remove(0, dirty);
         self.count_index(f);
         if !nocow {
