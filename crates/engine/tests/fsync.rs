@@ -167,11 +167,15 @@ fn a_flush_that_fails_is_told_to_all_of_a_group() {
 
 /// Two devices with faults, a domain on each.
 fn two_devices() -> ([Arc<FaultDevice>; 2], Volume) {
+    two_devices_mounted(false)
+}
+
+fn two_devices_mounted(serial: bool) -> ([Arc<FaultDevice>; 2], Volume) {
     let faulty = [0, 1].map(|_| Arc::new(FaultDevice::new(Arc::new(MemDevice::new(8192)), 1)));
     let all: Vec<Arc<dyn Device>> = faulty.iter().map(|d| d.clone() as Arc<dyn Device>).collect();
     let o = MkfsOptions { domains: Some(2), placement: Placement::Spread, ..MkfsOptions::default() };
     mkfs::format(&all, &o).unwrap();
-    let v = Volume::mount(all, options()).unwrap();
+    let v = Volume::mount(all, MountOptions { serial, ..options() }).unwrap();
     (faulty, v)
 }
 
@@ -235,6 +239,31 @@ fn a_domain_that_fails_while_another_is_written_is_told_to_its_files() {
     v.crash();
 }
 
+/// Two files on two devices are synced together, and one of the devices cannot flush: the file on the other one is durable.
+#[test]
+fn a_flush_that_fails_is_told_to_the_files_of_its_device() {
+    for serial in [false, true] {
+        let (faulty, v) = two_devices_mounted(serial);
+        let (sound, hurt) = (file_in(&v, 0, "sound"), file_in(&v, 1, "hurt"));
+        v.sync().unwrap();
+        for f in [&sound, &hurt] {
+            v.write(f, 0, &[2; PAGE]).unwrap();
+        }
+        faulty[1].add(Rule::new(Op::Flush, Effect::Fail(5)).times(1));
+        let results = v.fsync_files(&[(sound.ino(), false), (hurt.ino(), false)]);
+        assert!(results[0].is_ok() && results[1].is_err(), "serial {serial}: {results:?}");
+        assert_eq!(failed(&v), [false, true], "serial {serial}");
+        // also what comes later
+        v.write(&sound, 0, &[3; PAGE]).unwrap();
+        v.fsync(sound.ino(), false).unwrap();
+        v.crash();
+        let images: Vec<Arc<dyn Device>> = faulty.iter().map(|d| d.inner().clone()).collect();
+        let v = Volume::mount(images, options()).unwrap();
+        assert_eq!(content_of(&v, sound.ino())[..PAGE], [3; PAGE]);
+        v.unmount().unwrap();
+    }
+}
+
 /// The file and its directory are written at once: nobody knows what of them is on the device.
 #[test]
 fn a_write_for_two_domains_that_fails_is_told_to_both() {
@@ -275,15 +304,13 @@ fn a_device_of_two_that_fails_in_an_fsync_is_told() {
         assert_eq!(faulty[bad].fired(), 1);
         assert!(failed(&v)[bad], "{op:?} {bad}");
         v.fsync(hurt.ino(), false).unwrap_err();
-        if op == Op::Write {
-            assert!(!failed(&v)[1 - bad], "{op:?} {bad}: the other one");
-            v.write(&old, 0, &[4; 2 * PAGE]).unwrap();
-            v.fsync(old.ino(), false).unwrap();
-        }
+        assert!(!failed(&v)[1 - bad], "{op:?} {bad}: the other one");
+        v.write(&old, 0, &[4; 2 * PAGE]).unwrap();
+        v.fsync(old.ino(), false).unwrap();
         v.crash();
         let images: Vec<Arc<dyn Device>> = faulty.iter().map(|d| d.inner().clone()).collect();
         let v = Volume::mount(images.clone(), options()).unwrap();
-        assert_eq!(content_of(&v, old.ino()), [if op == Op::Write { 4 } else { 1 }; 2 * PAGE]);
+        assert_eq!(content_of(&v, old.ino()), [4; 2 * PAGE]);
         v.unmount().unwrap();
         let force = FsckOptions { repair: false, force: true };
         let found = check(&images, &force, &braidfs::JournalReplay, &|_, _, _| {}).unwrap();

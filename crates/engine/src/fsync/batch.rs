@@ -122,21 +122,24 @@ impl MountedVolume {
         panics.into_iter().for_each(FailOnPanic::disarm);
         // The device of one that failed may be gone: it is not flushed. It may have failed after this wrote to it, by what
         // another thread did: its files are not durable then.
-        let mut flushed: SmallVec<[DomainId; 2]> = SmallVec::new();
+        let mut going: SmallVec<[(DomainId, SmallVec<[usize; 1]>); 2]> = SmallVec::new();
         for (d, which) in wrote {
             match self.dom(d).check_failed() {
-                Ok(()) => flushed.push(d),
+                Ok(()) => going.push((d, which)),
                 Err(e) => self.give_error(e, d, which.into_iter(), &mut results),
             }
         }
         if !results.iter().any(|r| matches!(r, Ok(true))) {
             return results;
         }
-        if let Err(e) = self.flush_domains(&flushed) {
-            // what reached the device is unknown: no later fsync may claim it
-            flushed.iter().for_each(|d| self.dom(*d).fail(&e));
-            self.give_error(e, flushed[0], 0..results.len(), &mut results);
-            return results;
+        let ids: SmallVec<[DomainId; 2]> = going.iter().map(|(d, _)| *d).collect();
+        // what each says is true of its own files: another one's device may be sound
+        for ((d, which), flushed) in going.into_iter().zip(self.flush_domains(&ids)) {
+            if let Err(e) = flushed {
+                // what reached the device is unknown: no later fsync may claim it
+                self.dom(d).fail(&e);
+                self.give_error(e, d, which.into_iter(), &mut results);
+            }
         }
         for ((cell, reach, linked), _) in files.iter().zip(&results).filter(|(_, r)| matches!(r, Ok(true))) {
             cell.state.write().durability.fsync_reaches(*reach);
@@ -196,19 +199,27 @@ impl MountedVolume {
         results
     }
 
-    /// Makes what these domains wrote durable: all their devices at once.
-    fn flush_domains(&self, wrote: &[DomainId]) -> Result<()> {
+    /// Makes what these domains wrote durable: all their devices at once. Of each whether it is.
+    fn flush_domains(&self, wrote: &[DomainId]) -> Vec<Result<()>> {
         let flush = |d: &Domain| planted::step(Bug::NoFlushAfterSync, || d.flush_devices_but(Bug::SyncOneDevice));
-        // one flush is enough where all of them lie on one device
-        let wrote = if self.store.devices() == 1 { &wrote[..1] } else { wrote };
+        if self.store.devices() == 1 {
+            // one flush is enough where all of them lie on one device
+            let one = wrote.first().map_or(Ok(()), |d| flush(self.dom(*d)));
+            let why = one.as_ref().err().map(ToString::to_string);
+            let others = wrote.iter().skip(1).map(|d| match &why {
+                Some(why) => Err(Error::DomainFailed { domain: *d, why: why.clone() }),
+                None => Ok(()),
+            });
+            return std::iter::once(one).chain(others).collect();
+        }
         if wrote.len() == 1 || self.shared.options.serial {
-            return wrote.iter().try_for_each(|d| flush(self.dom(*d)));
+            return wrote.iter().map(|d| flush(self.dom(*d))).collect();
         }
         let part = |d: &DomainId| -> Box<dyn FnOnce() -> Result<()> + Send> {
             let d = self.dom(*d).clone();
             Box::new(move || flush(&d))
         };
-        self.committers.side_by_side(wrote.iter().map(part).collect()).into_iter().fold(Ok(()), Result::and)
+        self.committers.side_by_side(wrote.iter().map(part).collect())
     }
 
     /// Gives the error of domain `d` to these results: itself to the first, to the others that the domain failed.
