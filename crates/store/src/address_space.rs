@@ -225,13 +225,27 @@ impl Store {
         self.devices_of(groups).into_iter().try_for_each(|d| self.device(d).flush().map_err(Error::Io))
     }
 
+    /// [`Self::flush_groups`] of groups on these devices, by their numbers; one that has left the volume has none.
+    ///
+    /// # Errors
+    /// Of a device.
+    pub fn flush_devices(&self, which: impl IntoIterator<Item = usize>) -> Result<()> {
+        let _phase = phases::enter(Phase::Flush);
+        let all = self.devices();
+        which.into_iter().filter(|d| *d < all).try_for_each(|d| self.device(d).flush().map_err(Error::Io))
+    }
+
+    /// Number of the device that `group` lies on; `None` of one that has left the volume.
+    pub fn device_of(&self, group: u32) -> Option<usize> {
+        self.members.of(self.opened.group_start(group)).map(|(i, _)| i)
+    }
+
     /// The devices that `groups` lie on, rising.
     pub fn devices_of(&self, groups: impl IntoIterator<Item = u32>) -> Vec<usize> {
         let mut wanted = vec![false; self.devices()];
         for g in groups {
             // one of a device that has just left is nobody's
-            let device = self.members.of(self.opened.group_start(g)).map(|(i, _)| i);
-            if let Some(w) = device.and_then(|i| wanted.get_mut(i)) {
+            if let Some(w) = self.device_of(g).and_then(|i| wanted.get_mut(i)) {
                 *w = true;
             }
         }

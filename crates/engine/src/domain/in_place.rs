@@ -91,9 +91,9 @@ impl Domain {
         if added > 0 || (dirty as u64) < runs * LONG_RUN {
             return true;
         }
-        let s = self.space.stats();
-        let room = s.blocks + self.shared.unclaimed_on(self.devices());
-        s.blocks.saturating_sub(s.free) * 100 >= room * FULL_PERCENT
+        let blocks = self.space.blocks_in_all();
+        let room = blocks + self.shared.unclaimed_on(self.devices());
+        blocks.saturating_sub(self.space.unused()) * 100 >= room * FULL_PERCENT
     }
 
     /// What an fsync of the cell may write in place; see the module. The caller holds the cell's `sync`, and nothing of the

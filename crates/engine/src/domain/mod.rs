@@ -367,7 +367,7 @@ impl Domain {
         if self.store.devices() == 1 {
             return Ok(self.store.flush()?);
         }
-        Ok(self.store.flush_groups(self.space.groups())?)
+        Ok(self.store.flush_devices(self.space.devices())?)
     }
     /// [`Self::flush_devices`]; with the bug, of the journal's device alone.
     ///
@@ -384,7 +384,8 @@ impl Domain {
         if planted(bug) {
             return self.store.devices_of([self.journals_group()]);
         }
-        self.store.devices_of(self.space.groups())
+        let all = self.store.devices();
+        self.space.devices().filter(|i| *i < all).collect()
     }
     fn journals_group(&self) -> u32 {
         self.store.geometry().group_of(self.journal.addr(self.journal.head()))

@@ -242,7 +242,11 @@ impl Space {
         if !groups.get(&number)?.is_closed() {
             return None;
         }
-        groups.remove(&number)
+        let group = groups.remove(&number);
+        if let Some(n) = self.on_device_of(number) {
+            n.fetch_sub(1, Relaxed);
+        }
+        group
     }
 
     /// Groups that were given back when the volume stopped, before the table of owners said so.

@@ -49,6 +49,7 @@ use crate::error::Result;
 use crate::store::Store;
 pub(crate) use account::Account;
 use braidfs_format::group::{Owner, lost_table, table_mark};
+use braidfs_format::super_block::MAX_DEVICES;
 use braidfs_format::{BlockAddr, Corrupt, DomainId};
 use braidfs_sync::slots::Counter;
 use braidfs_sync::{Mutex, RwLock, rank};
@@ -63,7 +64,7 @@ use pool::{Affinity, Mlog, Pool};
 pub use run::{Class, Run};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Counts of blocks of a domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -102,6 +103,8 @@ pub struct Space {
     domain: DomainId,
     journal: Option<Run>,
     groups: RwLock<BTreeMap<u32, Arc<Group>>, rank::SpaceGroups>,
+    /// So many of them lie on each device: who flushes goes through no groups.
+    on_devices: [AtomicU32; MAX_DEVICES],
     mlogs: Box<[CachePadded<Mutex<Mlog, rank::Mlog>>]>,
     /// Which of them threads write to.
     affinity: Affinity,
@@ -168,6 +171,7 @@ impl Space {
             domain,
             journal,
             groups: RwLock::default(),
+            on_devices: Default::default(),
             mlogs: (0..mlogs.max(1)).map(|_| CachePadded::default()).collect(),
             affinity: Affinity::default(),
             pool: Mutex::default(),
@@ -224,6 +228,10 @@ impl Space {
                 return Ok(true);
             }
             groups.insert(number, group.clone());
+            // before a block of it can be written to
+            if let Some(n) = self.on_device_of(number) {
+                n.fetch_add(1, Relaxed);
+            }
         }
         known()?;
         self.table_sum.fetch_add(table_mark(number, group.table.lock().seq), Relaxed);
@@ -293,6 +301,20 @@ impl Space {
     /// The domain's groups, in order.
     pub fn groups(&self) -> Vec<u32> {
         self.groups.read().keys().copied().collect()
+    }
+
+    fn on_device_of(&self, group: u32) -> Option<&AtomicU32> {
+        self.on_devices.get(self.store.device_of(group)?)
+    }
+
+    /// Numbers of the devices that the domain's groups lie on, rising. Takes no lock.
+    pub fn devices(&self) -> impl Iterator<Item = usize> + '_ {
+        self.on_devices.iter().enumerate().filter(|(_, n)| n.load(Relaxed) > 0).map(|(i, _)| i)
+    }
+
+    /// Blocks that are neither in use nor promised, about. Takes no lock, and goes through no groups.
+    pub(crate) fn unused(&self) -> u64 {
+        (self.account.sum() + self.withheld()).max(0) as u64
     }
 
     /// Counts for `statfs` and for the cleaner.

@@ -2,7 +2,8 @@
 
 use crate::volume::kept::Kept;
 use crate::{
-    Cred, DeviceSet, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, SetAttr, TenantBudget, Volume, mkfs,
+    Cred, DeviceSet, DomainId, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, SetAttr, TenantBudget, Volume,
+    mkfs,
 };
 use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
 use std::sync::{Arc, mpsc};
@@ -176,5 +177,34 @@ fn groups_that_are_avoided_count_as_free() {
     assert_eq!((its.blocks, its.free), (of_tenant.blocks, of_tenant.free));
     avoid(Vec::new());
     assert_eq!(sizes(&v.statfs()), sizes(&before));
+    v.unmount().unwrap();
+}
+
+/// Who flushes goes by a count of groups on each device: it says what the groups say, as they come and go.
+#[test]
+fn the_devices_of_a_domain_are_those_of_its_groups() {
+    let devices: Vec<Arc<dyn Device>> = (0..2).map(|_| Arc::new(MemDevice::new(8192)) as Arc<dyn Device>).collect();
+    mkfs::format(&devices, &MkfsOptions { domains: Some(2), ..MkfsOptions::default() }).unwrap();
+    let v = Volume::mount(devices, MountOptions { background: false, ..MountOptions::default() }).unwrap();
+    let (i, [a, b]) = (v.mounted(), [0, 1].map(|d| v.mounted().dom(DomainId(d))));
+    let devices = || {
+        [a, b].map(|d| {
+            let by_count: Vec<usize> = d.space.devices().collect();
+            assert_eq!(by_count, i.store.devices_of(d.space.groups()), "{}", d.id);
+            by_count
+        })
+    };
+    assert_eq!(devices(), [vec![0], vec![1]]);
+    while i.bat.lock().free_groups() > 0 {
+        assert!(i.claim_group(a).unwrap());
+    }
+    assert_eq!(devices(), [vec![0, 1], vec![1]]);
+    // the first domain gives back what holds nothing
+    let before = a.space.groups().len();
+    while i.claim_group(b).unwrap() {
+        devices();
+    }
+    assert!(a.space.groups().len() < before);
+    assert_eq!(devices()[0], [0], "no group on the second device holds anything");
     v.unmount().unwrap();
 }
