@@ -41,6 +41,8 @@ pub struct Bat {
     /// The device may say that these groups were claimed: a write that said so failed. Nobody claims them until the block of
     /// the table is written again.
     unsure: BTreeSet<usize>,
+    /// These could not be claimed: a write to them, or a flush of their device, failed. Nobody claims them in this mount.
+    broken: BTreeSet<usize>,
 }
 
 impl Bat {
@@ -66,6 +68,7 @@ impl Bat {
             volume: sb.volume_id(),
             next: 0,
             unsure: BTreeSet::new(),
+            broken: BTreeSet::new(),
         };
         let mut buf = vec![0u8; 2 * BLOCK_BYTES];
         while b.entries.len() < groups {
@@ -130,7 +133,12 @@ impl Bat {
     }
     /// Whether `group` must not be claimed although it may be nobody's.
     fn is_kept(&self, group: usize) -> bool {
-        self.unsure.contains(&group) || self.drained.contains(&(group as u32)) || is_among(group, &self.avoided)
+        let lost = self.unsure.contains(&group) || self.broken.contains(&group);
+        lost || self.drained.contains(&(group as u32)) || is_among(group, &self.avoided)
+    }
+    /// Has none of these groups claimed in this mount: what their device was asked for has failed.
+    pub(super) fn give_up(&mut self, groups: Range<usize>) {
+        self.broken.extend(groups);
     }
     /// Owners of the groups that can be claimed where they are nobody's; of one that the device may say is claimed, or that is
     /// kept free, none that there is.
@@ -149,7 +157,8 @@ impl Bat {
     pub(super) fn avoided_but<'a>(&'a self, forbidden: &'a [Range<u32>]) -> impl Iterator<Item = u32> + 'a {
         let end = self.claim_end() as u32;
         let free = |g: &u32| self.entries[*g as usize].domain.is_none();
-        let only = |g: &u32| !self.unsure.contains(&(*g as usize)) && !self.drained.contains(g);
+        let lost = |g: usize| self.unsure.contains(&g) || self.broken.contains(&g);
+        let only = move |g: &u32| !lost(*g as usize) && !self.drained.contains(g);
         let may = move |g: &u32| *g < end && !is_among(*g as usize, forbidden);
         self.avoided.iter().cloned().flatten().filter(may).filter(free).filter(only)
     }
@@ -161,6 +170,8 @@ impl Bat {
     pub(super) fn resize(&mut self, groups: usize) {
         self.doubtful = None;
         self.groups = groups.min(self.entries.len());
+        // behind the end another device may come
+        self.broken.retain(|g| *g < groups);
     }
     /// One more pair. Where the device has it already it stays, so that the epochs of its groups go on; a group in it that
     /// the volume has not can be nobody's. Does not flush.

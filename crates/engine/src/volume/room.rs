@@ -17,7 +17,7 @@ use crate::space::Space;
 use crate::types::*;
 use braidfs_format::BLOCK_BYTES;
 use braidfs_format::bat::BatEntry;
-use braidfs_format::super_block::MAX_DEVICES;
+use braidfs_format::super_block::{DeviceEntry, MAX_DEVICES};
 use braidfs_sync::phases::{self, Phase};
 use std::cell::Cell;
 use std::ops::Range;
@@ -109,23 +109,29 @@ impl MountedVolume {
             return Ok(true); // somebody else did it meanwhile
         }
         let not = self.forbidden(d.devices());
-        let free = match bat.find_free(&not) {
-            None if self.give_back(&mut bat, Some(d.id), &not)? => bat.find_free(&not),
-            // what was accepted before its tenant was kept off a device is not lost for want of room elsewhere
-            None if need == Need::Blocks && d.space.promised() > 0 => bat.find_free(&[]),
-            found => found,
+        let mut failed: Result<bool> = Ok(false);
+        let (g, epoch) = loop {
+            let free = match bat.find_free(&not) {
+                None if self.give_back(&mut bat, Some(d.id), &not)? => bat.find_free(&not),
+                // what was accepted before its tenant was kept off a device is not lost for want of room elsewhere
+                None if need == Need::Blocks && d.space.promised() > 0 => bat.find_free(&[]),
+                found => found,
+            };
+            let Some(g) = free else { return failed };
+            let epoch = bat.entry(g as u32).epoch.wrapping_add(1);
+            match self.make_claimable(d, g as u32, epoch) {
+                Ok(()) => break (g, epoch),
+                // that of another device may be sound
+                Err((groups, e)) => {
+                    tracing::warn!("{} cannot take group {g}: {e}", d.id);
+                    bat.give_up(groups);
+                    // nobody gets them now: they are no room either
+                    self.count_unclaimed_in(&bat);
+                    failed = failed.and(Err(e));
+                }
+            }
         };
-        let Some(g) = free else { return Ok(false) };
-        let epoch = bat.entry(g as u32).epoch.wrapping_add(1);
         let group = g as u32;
-        Space::init_group(&self.store, d.id, group, epoch, None)?;
-        // with the entry of the table
-        d.budget.charge_run(Way::Write, (self.store.geometry().meta_blocks() as usize + 1) * BLOCK_BYTES);
-        if planted(Bug::ClaimOneDevice) {
-            self.store.device(0).flush()?;
-        } else {
-            self.store.flush()?;
-        }
         if let Err(e) = bat.set(&**self.store.device(0), g, BatEntry { domain: Some(d.id), epoch }) {
             // nobody gets it now: it is no room either
             self.count_unclaimed_in(&bat);
@@ -141,6 +147,30 @@ impl MountedVolume {
         self.count_unclaimed_in(&bat);
         tracing::debug!("{} takes group {group}", d.id);
         Ok(true)
+    }
+
+    /// Writes blank metadata to a group that is nobody's, for a claim with `epoch`, and makes it durable: on the group's device,
+    /// which alone was written to. Else the error, and the groups that are not to be claimed for it.
+    fn make_claimable(&self, d: &Domain, group: u32, epoch: u32) -> Result<(), (Range<usize>, Error)> {
+        let one = group as usize..group as usize + 1;
+        Space::init_group(&self.store, d.id, group, epoch, None).map_err(|e| (one, e))?;
+        // with the entry of the table
+        d.budget.charge_run(Way::Write, (self.store.geometry().meta_blocks() as usize + 1) * BLOCK_BYTES);
+        let flushed = if planted(Bug::ClaimOneDevice) {
+            self.store.device(0).flush().map_err(Error::Io)
+        } else {
+            self.store.flush_groups([group]).map_err(Error::from)
+        };
+        // a device that could not flush never can again
+        flushed.map_err(|e| (self.groups_beside(group), e))
+    }
+
+    /// All groups of the device that has `group`.
+    fn groups_beside(&self, group: u32) -> Range<usize> {
+        let sb = *self.sb.read();
+        let of = |d: &DeviceEntry| d.first_group.get() as usize..(d.first_group.get() + d.groups.get()) as usize;
+        let one = group as usize..group as usize + 1;
+        sb.device_table().iter().map(of).find(|all| all.contains(&(group as usize))).unwrap_or(one)
     }
 
     /// Has the domain that can spare most groups give some back, for `to`, or for a domain to be, which cannot have those

@@ -180,6 +180,32 @@ fn groups_that_are_avoided_count_as_free() {
     v.unmount().unwrap();
 }
 
+/// Tables of one group cannot be written: the domain takes another one, and nobody asks for that one again.
+#[test]
+fn a_group_whose_tables_cannot_be_written_is_passed_over() {
+    let faults = Arc::new(FaultDevice::new(Arc::new(MemDevice::new(64 << 8)), 1));
+    let device: Arc<dyn Device> = faults.clone();
+    let how = MkfsOptions { domains: Some(2), group_bytes: Some(4 << 20), ..MkfsOptions::default() };
+    mkfs::format(std::slice::from_ref(&device), &how).unwrap();
+    let v = Volume::mount(vec![device], MountOptions { background: false, ..MountOptions::default() }).unwrap();
+    let (i, d) = (v.mounted(), v.mounted().dom(DomainId(0)));
+    let (bad, free) = {
+        let mut bat = i.bat.lock();
+        (bat.find_free(&[]).unwrap() as u32, bat.free_groups())
+    };
+    let (_, at) = i.store.place(i.store.geometry().group_start(bad), 1).unwrap();
+    faults.add(Rule::new(Op::Write, Effect::Fail(5)).blocks(at..at + 1));
+    assert!(i.claim_group(d).unwrap());
+    assert!(faults.fired() > 0 && !d.space.groups().contains(&bad));
+    assert_eq!(i.bat.lock().free_groups(), free - 2, "that one is no room");
+    faults.clear();
+    (2..free).for_each(|n| assert!(i.claim_group(d).unwrap(), "{n} of {free}"));
+    // all others are taken: there is none to be had, and the device is well
+    assert!(!i.claim_group(d).unwrap());
+    assert!(d.failed().is_none() && !d.space.groups().contains(&bad));
+    v.unmount().unwrap();
+}
+
 /// Who flushes goes by a count of groups on each device: it says what the groups say, as they come and go.
 #[test]
 fn the_devices_of_a_domain_are_those_of_its_groups() {
