@@ -57,7 +57,7 @@ fn what_a_sync_has_seen_does_not_move_below_what_is_not_durable() {
 }
 
 /// A volume of two domains on a device with faults, and so many files, written and not durable.
-fn written(files: usize) -> (Volume, Arc<FaultDevice>, Vec<InodeNo>) {
+fn with_unsynced(files: usize) -> (Volume, Arc<FaultDevice>, Vec<InodeNo>) {
     let faults = Arc::new(FaultDevice::new(Arc::new(MemDevice::new(16384)), 1));
     let device: Arc<dyn Device> = faults.clone();
     let o = MkfsOptions { domains: Some(2), placement: Placement::Spread, ..MkfsOptions::default() };
@@ -84,7 +84,7 @@ impl Wake for PanickingWaker {
 /// Code of a user's that panics when it is told ends nobody's wait, and no thread: not of the same group, and not of later ones.
 #[test]
 fn a_panic_of_who_is_told_is_nobody_elses() {
-    let (v, _, files) = written(4);
+    let (v, _, files) = with_unsynced(4);
     let i = v.mounted().clone();
     // a group of all: nobody takes them yet
     i.syncing.queues[0].lock().served = true;
@@ -123,7 +123,7 @@ fn a_panic_of_who_is_told_is_nobody_elses() {
 /// Data that no thread has written, after a panic, is not published by a commit that waited for it.
 #[test]
 fn a_panic_in_a_write_of_data_fails_the_domain() {
-    let (v, faults, files) = written(1);
+    let (v, faults, files) = with_unsynced(1);
     let i = v.mounted().clone();
     let c = i.cell(files[0]).unwrap();
     let dom = i.dom(c.domain);
@@ -137,7 +137,7 @@ fn a_panic_in_a_write_of_data_fails_the_domain() {
 /// What was gathered for an fsync is marked as changed no more: where it is not written, by a panic, its domain fails.
 #[test]
 fn a_panic_with_something_gathered_fails_the_domain() {
-    let (v, _, files) = written(1);
+    let (v, _, files) = with_unsynced(1);
     let i = v.mounted().clone();
     let c = i.cell(files[0]).unwrap();
     let gathered = i.gather(&c, false, true).unwrap();
@@ -155,7 +155,7 @@ fn a_panic_with_something_gathered_fails_the_domain() {
 /// A panic in the fsync itself: whoever waits for it is told of an error, and so is who comes later.
 #[test]
 fn a_panic_in_an_fsync_is_an_error_of_who_waits() {
-    let (v, faults, files) = written(3);
+    let (v, faults, files) = with_unsynced(3);
     let i = v.mounted().clone();
     i.syncing.queues[0].lock().served = true;
     let tickets = files.iter().map(|f| v.fsync_start(*f, false)).collect::<Vec<_>>();
