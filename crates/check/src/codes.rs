@@ -131,7 +131,7 @@ pub const ENTRY_DEAD: u32 = 601;
 pub const ENTRY_GENERATION: u32 = 602;
 /// An entry tells a wrong file type.
 pub const ENTRY_KIND: u32 = 603;
-/// An entry names an inode that does not have this link.
+/// An entry names an inode that does not have this link; or who took an inode's last link from it never came to be.
 pub const ENTRY_STALE: u32 = 604;
 /// A link names a parent that is no directory.
 pub const LINK_PARENT: u32 = 611;

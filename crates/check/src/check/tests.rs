@@ -4,6 +4,7 @@ mod cut_off;
 mod lost;
 mod preen;
 mod shared;
+mod tombstones;
 mod trees;
 
 use super::*;
