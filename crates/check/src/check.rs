@@ -81,7 +81,7 @@ pub fn preen(
     let first = volume::read(devices)?;
     first.sb.may_change()?;
     // A repair takes a tenant without a journal for one that was in use, and empties it, where the copy that told is lost.
-    let empties = |d: &Domain| d.header_damaged && d.header.is_some_and(|h| h.is_scratch());
+    let empties = |d: &Domain| d.header_damaged && d.header.is_some_and(|h| h.is_discarded());
     let (dirty, empties) = (is_dirty(&first), first.domains.iter().any(empties));
     drop(first);
     let look = How::of(&FsckOptions { repair: false, force }, limits);
@@ -181,6 +181,11 @@ fn add_found_before(m: &mut Model, prepared: &mut Prepared) {
     // What was mended for the replay is no longer found.
     let mut early = std::mem::take(&mut prepared.log.findings);
     early.retain(|e| !m.log.findings.iter().any(|f| (f.code, f.domain, f.node) == (e.code, e.domain, e.node)));
+    // A header that was made again says that its repair goes on.
+    let made = |f: &Finding| {
+        early.iter().any(|e| [codes::DOMAIN_LOST, codes::JOURNAL_PLACE].contains(&e.code) && e.domain == f.domain)
+    };
+    m.log.findings.retain(|f| f.code != codes::DOMAIN_FAILED || !made(f));
     m.log.findings.splice(0..0, early);
     for d in m.domains.iter_mut().filter(|d| d.header.is_some_and(|h| h.flags.get() & CLEAN == 0)) {
         (d.header_dirty, d.reset_journal) = (true, true);

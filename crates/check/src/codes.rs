@@ -24,7 +24,7 @@ pub const DOMAIN_COPY: u32 = 120;
 pub const DOMAIN_LOST: u32 = 121;
 /// A domain's journal lies outside its groups.
 pub const JOURNAL_PLACE: u32 = 122;
-/// A domain had stopped after an error.
+/// A domain had stopped after an error, or a repair of it did not end.
 pub const DOMAIN_FAILED: u32 = 123;
 /// A journal could not be replayed.
 pub const REPLAY_FAILED: u32 = 125;

@@ -7,8 +7,11 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 /// `flags`: unmounted properly, nothing to replay.
 pub const CLEAN: u32 = 1;
-/// `flags`: the domain saw an error in its own structures or device; mounts read-only until fsck clears it.
+/// `flags`: a repair of the domain has not ended; mounts read-only until fsck clears it. Nothing else sets it.
 pub const FAILED: u32 = 2;
+/// `flags`, beside [`FAILED`]: when the repair that set both began, no table was in doubt. So where the segment tables are not those
+/// that the header tells of, the repair was cut off, and no write was lost.
+pub const TABLES_SOUND: u32 = 8;
 /// `flags`: after a crash, the background GC has not finished: entries may be stale.
 pub const NEEDS_GC: u32 = 4;
 
@@ -74,7 +77,7 @@ pub struct DomainHeader {
     pub domain: U16,
     /// Unused, written as 0.
     pub reserved0: U16,
-    /// [`CLEAN`], [`FAILED`], [`NEEDS_GC`].
+    /// [`CLEAN`], [`FAILED`], [`TABLES_SOUND`], [`NEEDS_GC`].
     pub flags: U32,
     /// First block of the journal in the group space; the journal is one run of blocks.
     pub journal_start: U64,

@@ -302,10 +302,14 @@ impl NodeBlock {
         }
         Ok(n)
     }
+    /// Number of the transaction that wrote a block of [`BLOCK_BYTES`]: what its header says.
+    pub fn transaction(block: &[u8]) -> u64 {
+        const SEQ: usize = std::mem::offset_of!(BlockHeader, seq);
+        block[SEQ..SEQ + 8].try_into().map_or(0, u64::from_le_bytes)
+    }
     /// Low half of the number of the transaction that wrote a block of [`BLOCK_BYTES`]: what its header says.
     pub fn written(block: &[u8]) -> u32 {
-        const SEQ: usize = std::mem::offset_of!(BlockHeader, seq);
-        u32::from_le_bytes([block[SEQ], block[SEQ + 1], block[SEQ + 2], block[SEQ + 3]])
+        Self::transaction(block) as u32
     }
     /// Record `index` of a block that [`Self::check`] accepted.
     ///

@@ -2,6 +2,7 @@
 
 mod cut_off;
 mod lost;
+mod lost_header;
 mod preen;
 mod shared;
 mod tombstones;

@@ -156,6 +156,9 @@ pub struct Domain {
     pub header_dirty: bool,
     /// One copy of it does not hold: that may have been the newer one.
     pub header_damaged: bool,
+    /// One of its tables may be older than the volume, and nothing on the device but the header's sum or a copy that does not hold
+    /// tells so.
+    pub tables_doubted: bool,
     /// The journal cannot be replayed and is to be emptied.
     pub reset_journal: bool,
     /// Its groups by number.

@@ -1,8 +1,9 @@
 //! Makes the device equal to a model.
 //!
 //! Order: new records and buckets to free blocks; flush; the tables of the groups; flush; the volume's tables and the
-//! domain headers. While the tables are written the domains are marked as failed, so that an interrupted repair is
-//! neither mounted for writing nor skipped by the next check.
+//! domain headers. While the tables of a domain are written it is marked as failed, so that an interrupted repair is
+//! neither mounted for writing nor skipped by the next check; and the mark says whether any of them was in doubt, so that the next
+//! check does not take the segment tables, whose sum comes last, for writes that the device lost.
 //!
 //! An inode's entry and those of its overflow nodes may lie in different blocks of node tables. So new overflow nodes come
 //! into the tables first, the inodes that name them next, and those that the inodes named before are freed last, with flushes
@@ -22,7 +23,7 @@ use crate::scan::space::{Claim, Used, expected, segment_entry};
 use crate::scan::volume;
 use braidfs_device::{BLOCK_BYTES, Device};
 use braidfs_format::bat;
-use braidfs_format::domain::{CLEAN, DomainHeader, FAILED};
+use braidfs_format::domain::{CLEAN, DomainHeader, FAILED, TABLES_SOUND};
 use braidfs_format::geometry::{NODES_PER_BLOCK, SEGMENT_BLOCKS};
 use braidfs_format::group::table_sum;
 use braidfs_format::group::{
@@ -30,6 +31,7 @@ use braidfs_format::group::{
 };
 use braidfs_format::journal::peek_chunk;
 use braidfs_format::node::{NodeEntry, NodeTableBlock};
+use braidfs_format::super_block::SuperBlock;
 use braidfs_format::{BlockAddr, BlockKind, DomainId, NodeId};
 use braidfs_store::Store;
 use pairs::{Pairs, Place};
@@ -41,7 +43,8 @@ const REBUILT_MOUNTS: u32 = 1 << 20;
 /// Positions from here on are taken as damage.
 const POSITION_MAX: u64 = 1 << 60;
 
-/// Writes everything in which the device differs from `m`.
+/// Writes everything in which the device differs from `m`. Of a domain in which nothing does, nothing is written: a loss of power
+/// tears what is being written.
 ///
 /// # Errors
 /// Of the device, or [`crate::Error::NoSpace`] where a domain has no block left for a record.
@@ -49,17 +52,22 @@ pub fn write(m: &mut Model) -> Result<()> {
     // Where there is no room for it, nothing else has changed.
     layout::write_inodes(m)?;
     m.store.flush()?;
-    write_headers(m, FAILED | CLEAN)?;
-    for mend in m.domains.iter().flat_map(|d| d.groups.values()).flat_map(|g| &g.mend) {
-        m.store.write(mend.addr, &mend.block)?;
-    }
-    m.store.flush()?;
-    for domain in &mut m.domains {
+    let changed: Vec<usize> = (0..m.domains.len()).filter(|i| differs(m, &m.domains[*i])).collect();
+    for &i in &changed {
+        let domain = &mut m.domains[i];
         if let Some(h) = &mut domain.header {
             // of a header that was made again: no table may look unfinished
             let last = domain.groups.values().map(|g| g.written.checkpoint).max().unwrap_or(0);
             h.checkpoint = h.checkpoint.get().max(last).into();
         }
+    }
+    write_headers(m, &changed, |d| CLEAN | in_repair(d))?;
+    for mend in changed.iter().flat_map(|i| m.domains[*i].groups.values()).flat_map(|g| &g.mend) {
+        m.store.write(mend.addr, &mend.block)?;
+    }
+    m.store.flush()?;
+    for &i in &changed {
+        let domain = &mut m.domains[i];
         write_overflow(&m.store, domain)?;
         let domain = &*domain;
         let used = Used::of(domain, &m.inodes);
@@ -68,7 +76,8 @@ pub fn write(m: &mut Model) -> Result<()> {
         }
     }
     write_volume(m)?;
-    for d in &mut m.domains {
+    for &i in &changed {
+        let d = &mut m.domains[i];
         set_sum(&m.store, d);
         if d.reset_journal {
             let age = newest_age(d);
@@ -77,7 +86,38 @@ pub fn write(m: &mut Model) -> Result<()> {
             }
         }
     }
-    write_headers(m, CLEAN)
+    write_headers(m, &changed, |_| CLEAN)
+}
+
+/// The flags of a domain whose tables are about to be written.
+fn in_repair(d: &Domain) -> u32 {
+    FAILED | if d.tables_doubted { 0 } else { TABLES_SOUND }
+}
+
+/// Whether the device differs from `d`.
+fn differs(m: &Model, d: &Domain) -> bool {
+    let opened = d.header.is_some_and(|h| h.flags.get() != CLEAN);
+    if d.header_dirty || d.reset_journal || opened || !d.fresh.is_empty() || !d.replaced.is_empty() {
+        return true;
+    }
+    let (volume, pair) = (m.sb.volume_id(), header_place(&m.sb, d.number));
+    let on_device = DomainHeader::from_pair(&Log::default().read_pair(&m.store, pair), volume, pair, d.number);
+    let bytes = |h: DomainHeader| h.to_block(volume, pair, 0, 0);
+    if on_device.map(|(_, _, h)| bytes(h)).ok() != d.header.map(bytes) {
+        return true;
+    }
+    if d.groups.values().any(group_differs) {
+        return true;
+    }
+    let used = Used::of(d, &m.inodes);
+    d.groups.values().any(|g| Tables::of(&m.store, d, g, &used.group(&m.store, g.number)).changed)
+}
+
+/// Whether the tables of `group` are to be written, by what was noted of them.
+fn group_differs(group: &Group) -> bool {
+    let lost = !group.mend.is_empty() || !group.owners_lost.is_empty();
+    let wrong = group.header_bad || group.segments_dirty || group.counts_wrong;
+    lost || wrong || group.entries_dirty.contains(&true)
 }
 
 /// Brings overflow nodes that were laid out anew, and the inodes that name them, into the node tables of `domain`, and frees
@@ -188,15 +228,35 @@ fn set_sum(store: &Store, d: &mut Domain) -> bool {
     old.get() != sum
 }
 
-/// Makes the header of a domain that is to be replayed tell of its segment tables as they are on the device.
+/// Marks a domain whose tables are about to be mended for a replay, where one has to be: as a repair that has not ended.
 ///
 /// # Errors
 /// Of the device.
-pub fn write_sum(m: &mut Model, number: usize) -> Result<()> {
-    if set_sum(&m.store, &mut m.domains[number]) {
-        let d = &m.domains[number];
+pub fn begin_mending(store: &Store, sb: &SuperBlock, d: &mut Domain) -> Result<()> {
+    let Some(h) = d.header.as_mut().filter(|_| d.groups.values().any(group_differs)) else { return Ok(()) };
+    h.flags = (h.flags.get() & !TABLES_SOUND | if d.tables_doubted { FAILED } else { FAILED | TABLES_SOUND }).into();
+    let flags = h.flags.get();
+    let mut pairs = Pairs::new(store);
+    write_header(&mut pairs, sb, d, flags)?;
+    pairs.settle()
+}
+
+/// Makes the header of a domain tell of its segment tables as they are on the device, and that its repair has ended; or that
+/// it `goes_on`, for a domain of which a replay is to change nothing.
+///
+/// # Errors
+/// Of the device.
+pub fn end_mending(m: &mut Model, number: usize, goes_on: bool) -> Result<()> {
+    let other = set_sum(&m.store, &mut m.domains[number]);
+    let d = &mut m.domains[number];
+    let Some(h) = &mut d.header else { return Ok(()) };
+    let marked = FAILED | TABLES_SOUND;
+    let was = h.flags.get();
+    h.flags = if goes_on { was | marked } else { was & !marked }.into();
+    if other || d.header_dirty || was & FAILED != 0 {
+        let flags = h.flags.get();
         let mut pairs = Pairs::new(&m.store);
-        write_header(&mut pairs, m, d, d.header.map_or(0, |h| h.flags.get()))?;
+        write_header(&mut pairs, &m.sb, d, flags)?;
         pairs.settle()?;
     }
     Ok(())
@@ -289,6 +349,7 @@ pub fn close_journal(m: &Model, d: &Domain, h: DomainHeader) -> Result<()> {
         header: Some(h),
         header_dirty: true,
         header_damaged: false,
+        tables_doubted: false,
         reset_journal: false,
         groups: Default::default(),
         recovered: Default::default(),
@@ -298,39 +359,60 @@ pub fn close_journal(m: &Model, d: &Domain, h: DomainHeader) -> Result<()> {
         replaced: Vec::new(),
     };
     let mut pairs = Pairs::new(&m.store);
-    write_header(&mut pairs, m, &closed, h.flags.get() | CLEAN)?;
+    write_header(&mut pairs, &m.sb, &closed, h.flags.get() | CLEAN)?;
     pairs.settle()
 }
 
+/// Segment table and owner tables of a group, as what refers to its blocks says.
+struct Tables {
+    segments: Vec<SegmentEntry>,
+    /// Halves of owner tables in which the device differs, with what they are to say.
+    owners: Vec<(u32, Vec<Owner>)>,
+    /// The segment table is to be written: it differs, or a table that it counts does.
+    changed: bool,
+}
+
+impl Tables {
+    /// Those of `group`, in which `claims` lie.
+    fn of(store: &Store, domain: &Domain, group: &Group, claims: &[Claim]) -> Self {
+        let (g, volume, number) = (store.geometry(), store.volume, group.number);
+        let e = expected(store, domain, group, claims);
+        let old = group.segments.as_deref();
+        let segments: Vec<SegmentEntry> =
+            (0..g.segments).map(|i| segment_entry(&e, i, group, old.and_then(|s| s.get(i as usize)))).collect();
+        let mut owners = Vec::new();
+        for half in 0..2 * g.segments {
+            let first = (half * OWNERS_PER_BLOCK) as usize;
+            let wanted: Vec<Owner> =
+                (0..OWNERS_PER_BLOCK as usize).map(|i| e.owners[first + i].unwrap_or_default()).collect();
+            let addr = g.owners_addr(number, half / 2, half % 2);
+            let pair = Log::default().read(store, addr, 2);
+            let right = decode_owners(&pair, volume, addr).is_ok_and(|(_, seq, is)| {
+                // Owners of free blocks do not matter.
+                seq >= group.floor(half as usize)
+                    && is.iter().zip(&wanted).enumerate().all(|(i, (a, b))| e.owners[first + i].is_none() || a == b)
+            });
+            if !right {
+                owners.push((half, wanted));
+            }
+        }
+        let counted = group.counts_wrong || group.entries_dirty.contains(&true) || !owners.is_empty();
+        let changed = counted || old != Some(segments.as_slice());
+        Self { segments, owners, changed }
+    }
+}
+
 fn write_group(store: &Store, domain: &Domain, group: &Group, claims: &[Claim]) -> Result<()> {
-    let (g, volume, number) = (store.geometry(), store.volume, group.number);
     let mut pairs = Pairs::new(store);
     write_group_header(&mut pairs, domain.number, group)?;
-    let e = expected(store, domain, group, claims);
-    let old = group.segments.as_deref();
-    let segments: Vec<SegmentEntry> =
-        (0..g.segments).map(|i| segment_entry(&e, i, group, old.and_then(|s| s.get(i as usize)))).collect();
-    let mut changed = old != Some(segments.as_slice()) || group.counts_wrong || group.entries_dirty.contains(&true);
-    for half in 0..2 * g.segments {
-        let first = (half * OWNERS_PER_BLOCK) as usize;
-        let wanted: Vec<Owner> =
-            (0..OWNERS_PER_BLOCK as usize).map(|i| e.owners[first + i].unwrap_or_default()).collect();
-        let addr = g.owners_addr(number, half / 2, half % 2);
-        let pair = Log::default().read(store, addr, 2);
-        let right = decode_owners(&pair, volume, addr).is_ok_and(|(_, seq, is)| {
-            // Owners of free blocks do not matter.
-            seq >= group.floor(half as usize)
-                && is.iter().zip(&wanted).enumerate().all(|(i, (a, b))| e.owners[first + i].is_none() || a == b)
-        });
-        if !right {
-            changed = true;
-            write_owners(&mut pairs, domain.number, group, half, &wanted)?;
-        }
+    let tables = Tables::of(store, domain, group, claims);
+    for (half, owners) in &tables.owners {
+        write_owners(&mut pairs, domain.number, group, *half, owners)?;
     }
     write_changed_entries(&mut pairs, domain.number, group)?;
-    if changed {
+    if tables.changed {
         let checkpoint = domain.header.map_or(0, |h| h.checkpoint.get());
-        write_segments(&mut pairs, domain.number, group, &segments, checkpoint)?;
+        write_segments(&mut pairs, domain.number, group, &tables.segments, checkpoint)?;
     }
     pairs.settle()
 }
@@ -353,37 +435,28 @@ fn write_volume(m: &Model) -> Result<()> {
     pairs.settle()
 }
 
-/// Writes the headers of all domains, with `flags`; they are on the device afterwards.
-fn write_headers(m: &Model, flags: u32) -> Result<()> {
+/// Writes the headers of these domains, with `flags`; they are on the device afterwards.
+fn write_headers(m: &Model, those: &[usize], flags: impl Fn(&Domain) -> u32) -> Result<()> {
     let mut pairs = Pairs::new(&m.store);
-    m.domains.iter().try_for_each(|d| write_header(&mut pairs, m, d, flags))?;
+    those.iter().map(|i| &m.domains[*i]).try_for_each(|d| write_header(&mut pairs, &m.sb, d, flags(d)))?;
     pairs.settle()
 }
 
-fn write_header(pairs: &mut Pairs<'_>, m: &Model, d: &Domain, flags: u32) -> Result<()> {
+fn write_header(pairs: &mut Pairs<'_>, sb: &SuperBlock, d: &Domain, flags: u32) -> Result<()> {
     let Some(mut h) = d.header else { return Ok(()) };
-    let volume = m.sb.volume_id();
+    let volume = sb.volume_id();
     h.flags = flags.into();
-    let pair = header_place(&m.sb, d.number);
-    let state = PairState::of(&Log::default().read_pair(&m.store, pair), BlockKind::Domain, volume, pair);
+    let pair = header_place(sb, d.number);
+    let state = PairState::of(&Log::default().read_pair(pairs.store(), pair), BlockKind::Domain, volume, pair);
     pairs.write(Place::Volume(pair), &state, 0, &|copy, seq| h.to_block(volume, pair, copy, seq))
 }
 
-/// Mends the volume's tables and takes the mark "failed" from the domain headers, so that the volume can be mounted and
-/// its journals replayed.
+/// Mends the volume's tables, so that the volume can be mounted and its journals replayed.
 ///
 /// # Errors
 /// Of a device, or no volume.
 pub fn prepare_replay(devices: &[Arc<dyn Device>]) -> Result<()> {
-    let m = volume::read(devices)?;
-    write_volume(&m)?;
-    let mut pairs = Pairs::new(&m.store);
-    for d in &m.domains {
-        if let Some(flags) = d.header.map(|h| h.flags.get()).filter(|f| f & FAILED != 0) {
-            write_header(&mut pairs, &m, d, flags & !FAILED)?;
-        }
-    }
-    pairs.settle()
+    write_volume(&volume::read(devices)?)
 }
 
 fn newest_age(domain: &Domain) -> u64 {

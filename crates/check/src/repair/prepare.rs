@@ -16,7 +16,7 @@ use crate::rules::group::{has_owners, owners};
 use crate::rules::space::in_journal;
 use crate::scan::{tables, volume};
 use braidfs_device::{BLOCK_BYTES, Device};
-use braidfs_format::domain::{CLEAN, DomainHeader};
+use braidfs_format::domain::{CLEAN, DomainHeader, FAILED};
 use braidfs_format::geometry::SEGMENT_BLOCKS;
 use braidfs_format::group::{SegmentEntry, SegmentKind, Temperature};
 use braidfs_format::journal::{Chunk, ChunkKind, RecordRef, TableRecord};
@@ -40,6 +40,8 @@ pub struct Prepared {
     pub doubted: HashSet<u32>,
     /// Traces of the crash that might be damage.
     pub notes: Vec<String>,
+    /// Domains that have failed, with nothing to replay: a replay leaves them alone.
+    left_alone: Vec<u16>,
 }
 
 /// Mends what a replay needs and replays the journals on `devices`.
@@ -52,13 +54,13 @@ pub fn run(devices: &[Arc<dyn Device>], replay: &dyn Replay) -> Result<Prepared>
     torn_copies(&mut p, &sound);
     super::prepare_replay(devices)?;
     note_chunks(devices, &mut p)?;
-    let first = match replay.replay_volume(devices) {
+    let first = match replay_volume(devices, replay, &p)? {
         Ok(traces) => return Ok(p.with_notes(traces)),
         Err(why) => why,
     };
     tracing::info!("the journals cannot be replayed as they are: {first}");
     cut_journals(devices, &mut p)?;
-    let e = match replay.replay_volume(devices) {
+    let e = match replay_volume(devices, replay, &p)? {
         Ok(traces) => return Ok(p.with_notes(traces)),
         Err(why) => why,
     };
@@ -66,6 +68,20 @@ pub fn run(devices: &[Arc<dyn Device>], replay: &dyn Replay) -> Result<Prepared>
     p.log.add(codes::REPLAY_FAILED, None, format!("{e}: every journal is replayed by itself"));
     replay_tables(devices, replay, &mut p)?;
     Ok(p)
+}
+
+/// Replays the journals of all domains. Where one has failed, and is left alone, the unmount tells so, and has left the others as it
+/// should.
+fn replay_volume(
+    devices: &[Arc<dyn Device>],
+    replay: &dyn Replay,
+    p: &Prepared,
+) -> Result<std::result::Result<Vec<String>, ReplayError>> {
+    let replayed = replay.replay_volume(devices);
+    if replayed.is_err() && !p.left_alone.is_empty() && !volume::read(devices)?.domains.iter().any(is_dirty) {
+        return Ok(Ok(Vec::new()));
+    }
+    Ok(replayed)
 }
 
 impl Prepared {
@@ -84,8 +100,25 @@ fn is_dirty(d: &Domain) -> bool {
     d.header.is_some_and(|h| h.flags.get() & CLEAN == 0)
 }
 
-/// Mends the tables of the groups of all domains that have something to replay. Of which of these all tables are as new as
-/// they must be.
+/// Whether it is to be mended before a replay: it has something to replay, a repair of it was cut off, or its header does not hold,
+/// which the replay believes.
+fn is_open(d: &Domain) -> bool {
+    is_dirty(d) || d.header_dirty && d.header.is_some()
+}
+
+/// Makes the header of `domain` again where it is lost, so that what other domains have in their journals can be replayed: as that
+/// of a domain that has failed, of which a replay changes nothing. What its own journal holds is given up. Whether it has one.
+fn make_header(store: &Store, log: &mut Log, domain: &mut Domain) -> bool {
+    super::rebuild_header(store, domain);
+    name_given_up(store, domain, log);
+    let Some(h) = &mut domain.header else { return false };
+    // no table may look unfinished
+    h.checkpoint = domain.groups.values().map(|g| g.written.checkpoint).max().unwrap_or(0).into();
+    true
+}
+
+/// Mends the tables of the groups of all domains that are open, or whose headers are lost. Of which of these all tables are as new
+/// as they must be.
 fn tables_first(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<BTreeSet<u16>> {
     let mut m = volume::read(devices)?;
     p.log.findings.append(&mut m.log.findings);
@@ -97,15 +130,27 @@ fn tables_first(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<BTreeSe
             h.tenant_name_str()
         ));
     }
-    for domain in m.domains.iter_mut().filter(|d| is_dirty(d)) {
+    let sb = m.sb;
+    for domain in m.domains.iter_mut().filter(|d| is_open(d) || d.header.is_none()) {
         let mut log = Log::of(domain.number);
         tables::read_groups(&store, &mut log, domain, &m.bat);
         tables::recover_entries(&store, &mut log, domain, false);
+        let lost = domain.header.is_none();
+        if lost && !make_header(&store, &mut log, domain) {
+            continue;
+        }
         let journal = domain.journal();
         for group in domain.groups.values_mut() {
             if doubt_space(&store, &mut log, journal, group) {
                 p.doubted.insert(group.number);
             }
+        }
+        if lost || domain.header.is_some_and(|h| h.flags.get() & (FAILED | CLEAN) == FAILED | CLEAN) {
+            p.left_alone.push(domain.number);
+        }
+        // a lost one is written last: before that it is lost still
+        if !lost {
+            super::begin_mending(&store, &sb, domain)?;
         }
         let upto = domain.header.map_or(0, |h| h.checkpoint.get());
         for group in domain.groups.values() {
@@ -117,9 +162,10 @@ fn tables_first(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<BTreeSe
     store.flush()?;
     // the headers tell of the segment tables
     let old = |d: &Domain| d.groups.values().any(|g| g.counts_wrong);
-    let sound = m.domains.iter().filter(|d| is_dirty(d) && !old(d)).map(|d| d.number).collect();
-    for number in (0..m.domains.len()).filter(|&i| is_dirty(&m.domains[i])).collect::<Vec<_>>() {
-        super::write_sum(&mut m, number)?;
+    let sound = m.domains.iter().filter(|d| is_open(d) && !old(d)).map(|d| d.number).collect();
+    for number in (0..m.domains.len()).filter(|&i| is_open(&m.domains[i])).collect::<Vec<_>>() {
+        let goes_on = p.left_alone.contains(&m.domains[number].number);
+        super::end_mending(&mut m, number, goes_on)?;
     }
     store.flush()?;
     Ok(sound)

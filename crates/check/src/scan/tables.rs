@@ -6,6 +6,7 @@ use crate::report::Log;
 use crate::rules::group::{LOST_GENERATION, parse_group};
 use braidfs_device::{AlignedBuf, BLOCK_BYTES};
 use braidfs_format::bat::BatEntry;
+use braidfs_format::domain::{FAILED, TABLES_SOUND};
 use braidfs_format::geometry::{NODES_PER_BLOCK, SEGMENT_BLOCKS};
 use braidfs_format::group::{lost_table, table_sum};
 use braidfs_format::node::{NodeBlock, NodeEntry, NodeKind, OVERFLOW, USED};
@@ -27,14 +28,34 @@ pub fn read_groups(store: &Store, log: &mut Log, domain: &mut Domain, bat: &[Bat
         let group = read_group(store, log, domain.number, (number, epoch), upto);
         domain.groups.insert(number, group);
     }
-    let Some(sum) = domain.header.map(|h| h.tables.get()) else { return };
+    if let Some(h) = domain.header {
+        compare_sum(store, log, domain, h.tables.get(), h.flags.get());
+    }
+    let doubted = |g: &Group| g.segments_doubtful || g.doubtful.iter().any(|i| !g.entries_dirty[*i as usize]);
+    domain.tables_doubted = domain.groups.values().any(doubted);
+}
+
+/// What the sum of the segment tables, as the header has it beside `flags`, says of the tables of `domain`.
+fn compare_sum(store: &Store, log: &mut Log, domain: &mut Domain, sum: u64, flags: u32) {
     let tables: Vec<(u32, u64)> = domain.groups.values().map(|g| (g.number, g.table_seq)).collect();
+    let believe = |domain: &mut Domain| {
+        domain.groups.values_mut().filter(|g| g.segments.is_some()).for_each(Group::believe_segments);
+    };
+    let (in_repair, sound) = (flags & FAILED != 0, flags & TABLES_SOUND != 0);
     if table_sum(&tables) == sum {
         // They are those of the last checkpoint, and say how often it had written each other table. A copy that does not hold is
-        // the other one then: an older one, or of a checkpoint that did not end.
-        if !domain.header_damaged {
-            domain.groups.values_mut().filter(|g| g.segments.is_some()).for_each(Group::believe_segments);
+        // the other one then: an older one, or of a checkpoint that did not end. But where a repair began in doubt, it may have
+        // mended the copies that told so, and nothing else yet.
+        if !domain.header_damaged && (!in_repair || sound) {
+            believe(domain);
         }
+        return;
+    }
+    if in_repair && sound {
+        // A repair was cut off, which tells of the segment tables at its end. What it has not written is as it was then, without a
+        // doubt, and a copy that does not hold is the one that it was writing.
+        believe(domain);
+        domain.groups.values_mut().for_each(|g| g.counts_wrong = true);
         return;
     }
     let damaged = |g: &Group| g.segments.is_none() || g.segments_doubtful;
@@ -98,6 +119,8 @@ enum Standing {
 struct Found {
     standing: Standing,
     version: u64,
+    /// The transaction that wrote its block.
+    tx: u64,
     /// The entry for it.
     entry: NodeEntry,
     /// The block that the node's own entry names was found to be an older one.
@@ -105,8 +128,9 @@ struct Found {
 }
 
 impl Found {
-    fn rank(&self) -> (Standing, u32, u64) {
-        (self.standing, self.entry.generation, self.version)
+    /// Of two records of one version, which the cleaner has moved, that is the newer one which was written later.
+    fn rank(&self) -> (Standing, u32, u64, u64) {
+        (self.standing, self.entry.generation, self.version, self.tx)
     }
 }
 
@@ -180,7 +204,7 @@ impl Search<'_> {
             let mut own_is_old = is_own && age == Ordering::Less;
             let best = self.best.get_mut(&r.node);
             own_is_old |= best.as_ref().is_some_and(|b| b.own_is_old);
-            let found = Found { standing, version: r.version, entry, own_is_old };
+            let found = Found { standing, version: r.version, tx: NodeBlock::transaction(block), entry, own_is_old };
             match best {
                 Some(b) if found.rank() <= b.rank() => b.own_is_old = own_is_old,
                 _ => drop(self.best.insert(r.node, found)),

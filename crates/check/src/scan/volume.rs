@@ -202,15 +202,18 @@ fn read_domains(m: &mut Model) {
         let mut dirty = false;
         if let Some(mut h) = table.content {
             if let Some(copy) = table.damaged {
-                // the lost one may have been the newer: what it knew stands in the journal
-                h.flags = (h.flags.get() & !CLEAN).into();
-                h.scratch_at_rest = 0;
+                // The lost one may have been the newer: what it knew stands in the journal. But in the middle of a repair nobody
+                // else has written it.
+                if h.flags.get() & FAILED == 0 {
+                    h.flags = (h.flags.get() & !CLEAN).into();
+                    h.scratch_at_rest = 0;
+                }
                 let mend = mended(&buf, BlockKind::Domain, volume, pair, copy);
                 m.volume_writes.extend(mend.map(|b| (0, pair + copy as u64, b)));
             }
             if journal_fits(m, &h, number) {
                 if h.flags.get() & FAILED != 0 {
-                    log.add(codes::DOMAIN_FAILED, None, "the domain had stopped after an error");
+                    log.add(codes::DOMAIN_FAILED, None, "a repair of the domain did not end");
                     dirty = true;
                 }
                 let ring = Ring::new(Arc::clone(&m.store), DomainId(number), &h);
@@ -234,6 +237,7 @@ fn read_domains(m: &mut Model) {
             header_dirty: dirty || header.is_none(),
             header_damaged: table.damaged.is_some(),
             header,
+            tables_doubted: false,
             reset_journal: false,
             groups: BTreeMap::new(),
             recovered: Default::default(),

@@ -44,8 +44,8 @@ fn extents(dev: &Arc<SparseDevice>) -> usize {
     m.body(n).unwrap().extents.len()
 }
 
-/// What a repair of it does.
-fn repaired(base: &Arc<SparseDevice>) -> Vec<Event> {
+/// What `repair` writes and flushes.
+fn repaired(base: &Arc<SparseDevice>, repair: impl FnOnce(Arc<dyn Device>)) -> Vec<Event> {
     let image = MemDevice::new(base.blocks());
     let mut block = vec![0; BLOCK_BYTES];
     for b in base.written() {
@@ -53,8 +53,60 @@ fn repaired(base: &Arc<SparseDevice>) -> Vec<Event> {
         image.write(b, &block).unwrap();
     }
     let recorder = Arc::new(RecordDevice::new(image.snapshot()));
-    check(&[recorder.clone() as Arc<dyn Device>], &REPAIR, &JournalReplay, &|_, _, _| {}).unwrap();
+    repair(recorder.clone());
     recorder.log()
+}
+
+fn by_hand(dev: Arc<dyn Device>) {
+    check(&[dev], &REPAIR, &JournalReplay, &|_, _, _| {}).unwrap();
+}
+
+fn at_boot(dev: Arc<dyn Device>) {
+    let r = preen(&[dev], true, &Limits::default(), &JournalReplay, &|_, _, _| {}).unwrap();
+    assert!(!r.by_hand && !r.findings.is_empty(), "{:#?}", r.findings);
+}
+
+/// Cuts a repair off at each of its writes, and in each way; how often.
+fn each_cut(base: &Arc<SparseDevice>, events: &[Event], look: impl Fn(&Arc<SparseDevice>, &str)) -> usize {
+    let (mut flushed, mut states) = (0, 0);
+    for (at, event) in events.iter().enumerate() {
+        let Event::Write { .. } = event else {
+            if matches!(event, Event::Flush { .. }) {
+                flushed = at;
+            }
+            continue;
+        };
+        // Killed: all that was written. Power lost: what was flushed, this one, whole or torn; or all but one of the others.
+        let cuts: [&dyn Fn(usize) -> Option<usize>; 4] = [
+            &|_| Some(BLOCK_BYTES),
+            &|i| (i <= flushed || i == at).then_some(BLOCK_BYTES),
+            &|i| (i <= flushed).then_some(BLOCK_BYTES).or(Some(SECTOR_BYTES)),
+            &|i| (i <= flushed || (i + at) % 2 == 1).then_some(BLOCK_BYTES),
+        ];
+        for (how, cut) in cuts.iter().enumerate() {
+            look(&after(base, &events[..=at], cut), &format!("cut off at {at}, {how}"));
+            states += 1;
+        }
+    }
+    states
+}
+
+/// Writes a newer record of a file, with other content, to a free block: of a transaction that was never committed.
+fn write_uncommitted(dev: &Arc<SparseDevice>, path: &str) {
+    let mut m = model(dev);
+    let n = find(&mut m, path).node();
+    let (store, d) = (Arc::clone(&m.store), &m.domains[0]);
+    let (entry, mut newer) = Records::new(&store, d).get(n).unwrap();
+    let inode = Inode::decode(&newer.payload).unwrap();
+    newer.version += 5;
+    newer.payload = Inode { content: Content::Inline(b"never committed".to_vec()), size: 15, ..inode }.encode();
+    let group = d.groups.values().next_back().unwrap();
+    let free = |at: &u32| !group.segments.as_ref().unwrap()[(at / 512) as usize].is_valid(at % 512);
+    let at = (0..group.blocks).rev().find(free).unwrap();
+    let addr = BlockAddr(store.geometry().group_start(group.number).0 + u64::from(at));
+    let mut block = NodeBlockBuilder::default();
+    block.push(&newer.encode()).unwrap();
+    store.write(addr, &block.finish(0, store.volume, addr, u64::from(entry.written) + 7)).unwrap();
 }
 
 /// The device behind `events`, of each of which only some bytes of each block came to it, or none.
@@ -85,37 +137,21 @@ fn keeps_what_it_can(leaves_first: bool) {
         block[200] ^= 4;
         m.store.write(addr, &block).unwrap();
     }
-    let events = repaired(&base);
+    write_uncommitted(&base, "file-7");
+    let events = repaired(&base, by_hand);
     let whole = after(&base, &events, |_| Some(BLOCK_BYTES));
-    let kept = extents(&whole);
+    let (kept, there) = (extents(&whole), preen::stored(&whole));
     assert!((700..1000).contains(&kept), "{kept} extents are left");
     assert_eq!(run(&whole, &FORCE).findings, vec![]);
-    let (mut flushed, mut states) = (0, 0);
-    for (at, event) in events.iter().enumerate() {
-        let Event::Write { .. } = event else {
-            if matches!(event, Event::Flush { .. }) {
-                flushed = at;
-            }
-            continue;
-        };
-        // Killed: all that was written. Power lost: what was flushed, this one, whole or torn; or all but one of the others.
-        let cuts: [&dyn Fn(usize) -> Option<usize>; 4] = [
-            &|_| Some(BLOCK_BYTES),
-            &|i| (i <= flushed || i == at).then_some(BLOCK_BYTES),
-            &|i| (i <= flushed).then_some(BLOCK_BYTES).or(Some(SECTOR_BYTES)),
-            &|i| (i <= flushed || (i + at) % 2 == 1).then_some(BLOCK_BYTES),
-        ];
-        for (how, cut) in cuts.iter().enumerate() {
-            let dev = after(&base, &events[..=at], cut);
-            let again = run(&dev, &REPAIR);
-            assert_eq!(again.unfixed(), 0, "cut off at {at}, {how}: {:#?}", again.findings);
-            let lost = [codes::BAT_LOST, codes::DOMAIN_LOST, codes::NODES_LOST];
-            assert!(!again.findings.iter().any(|f| lost.contains(&f.code)), "{at}, {how}: {:#?}", again.findings);
-            assert_eq!(extents(&dev), kept, "extents after a repair cut off at {at}, {how}");
-            assert_eq!(run(&dev, &FORCE).findings, vec![], "cut off at {at}, {how}");
-            states += 1;
-        }
-    }
+    let states = each_cut(&base, &events, |dev, cut| {
+        let again = run(dev, &REPAIR);
+        assert_eq!(again.unfixed(), 0, "{cut}: {:#?}", again.findings);
+        let lost = [codes::BAT_LOST, codes::DOMAIN_LOST, codes::NODES_LOST, codes::SEGMENTS_OLD];
+        assert!(!again.findings.iter().any(|f| lost.contains(&f.code)), "{cut}: {:#?}", again.findings);
+        assert_eq!(extents(dev), kept, "extents after a repair {cut}");
+        assert!(preen::stored(dev) == there, "files after a repair {cut}");
+        assert_eq!(run(dev, &FORCE).findings, vec![], "{cut}");
+    });
     assert!(states > 40, "{states} states");
 }
 
@@ -123,6 +159,109 @@ fn keeps_what_it_can(leaves_first: bool) {
 fn a_repair_that_is_cut_off_keeps_what_it_can() {
     keeps_what_it_can(false);
     keeps_what_it_can(true);
+}
+
+/// Where the repair at a boot is cut off, that at the next one ends it: what it left half done is no write that the device lost.
+#[test]
+fn the_next_boot_ends_a_repair() {
+    let base = with_leaves(false);
+    write_uncommitted(&base, "file-7");
+    let there = preen::stored(&base);
+    let mut m = model(&base);
+    for path in ["big", "file-9"] {
+        let n = find(&mut m, path);
+        let ino = m.body(n).unwrap();
+        (ino.inode.blocks, ino.inode.nlink, ino.dirty.record) = (77, 9, true);
+    }
+    repair::write(&mut m).unwrap();
+    let (store, g) = (Arc::clone(&m.store), m.store.geometry());
+    for group in m.domains[0].groups.keys() {
+        // a copy of a node table block, which does not count, and all that is known of owners
+        store.write(BlockAddr(g.node_table_addr(*group, 0).0 + 1), &[1; BLOCK_BYTES]).unwrap();
+        (0..2).for_each(|i| store.write(BlockAddr(g.owners_addr(*group, 1, 0).0 + i), &[1; BLOCK_BYTES]).unwrap());
+    }
+    let events = repaired(&base, at_boot);
+    let states = each_cut(&base, &events, |dev, cut| {
+        let again = preen::preened(dev);
+        assert!(!again.by_hand && again.unfixed() == 0, "{cut}: {:#?}", again.findings);
+        assert_eq!(run(dev, &FORCE).findings, vec![], "{cut}");
+        assert!(preen::stored(dev) == there, "files after a repair {cut}");
+    });
+    assert!(states > 40, "{states} states");
+}
+
+/// The same of tables that are mended before journals are replayed.
+#[test]
+fn the_next_boot_ends_what_comes_before_a_replay() {
+    let base = preen::crashed(4);
+    let devices = [Arc::clone(&base) as Arc<dyn Device>];
+    let m = volume::read(&devices).unwrap();
+    let g = m.store.geometry();
+    for (group, _) in (0u32..).zip(&m.bat).filter(|(_, e)| e.domain.is_some()) {
+        (0..2).for_each(|i| m.store.write(BlockAddr(g.owners_addr(group, 0, 1).0 + i), &[1; BLOCK_BYTES]).unwrap());
+    }
+    let events = repaired(&base, at_boot);
+    let states = each_cut(&base, &events, |dev, cut| {
+        let again = preen::preened(dev);
+        assert!(!again.by_hand && again.unfixed() == 0, "{cut}: {:#?}", again.findings);
+        assert_eq!((run(dev, &FORCE).findings, again.files), (vec![], 4), "{cut}");
+    });
+    assert!(states > 40, "{states} states");
+}
+
+/// What a repair began in doubt is in doubt still when it is cut off.
+#[test]
+fn a_doubt_outlives_a_repair_that_is_cut_off() {
+    let base = with_leaves(false);
+    let before = base.fork();
+    let mut m = model(&base);
+    let n = find(&mut m, "file-7");
+    let ino = m.body(n).unwrap();
+    (ino.inode.content, ino.dirty.record) = (Content::Inline(vec![0xee; 50]), true);
+    repair::write(&mut m).unwrap();
+    // The device has lost the newest of all tables, and the header tells so.
+    let (g, start) = (m.store.geometry(), m.sb.device[0].data_start.get());
+    let mut block = vec![0; BLOCK_BYTES];
+    for at in
+        m.domains[0].groups.keys().flat_map(|n| g.group_start(*n).0..g.group_start(*n).0 + u64::from(g.meta_blocks()))
+    {
+        before.read(start + at, &mut block).unwrap();
+        base.write(start + at, &block).unwrap();
+    }
+    let content = |dev: &Arc<SparseDevice>| {
+        let mut m = model(dev);
+        m.body(n).unwrap().inode.content == Content::Inline(vec![0xee; 50])
+    };
+    let events = repaired(&base, by_hand);
+    assert!(content(&after(&base, &events, |_| Some(BLOCK_BYTES))), "the newest record is not found");
+    each_cut(&base, &events, |dev, cut| {
+        assert_eq!(run(dev, &REPAIR).unfixed(), 0, "{cut}");
+        assert!(content(dev), "{cut}: the newest record is not found");
+    });
+}
+
+/// A torn header costs the most where there is no journal: what changes nothing of a domain does not write its header.
+#[test]
+fn a_repair_leaves_the_headers_of_other_domains_alone() {
+    let dev = populated();
+    let headers = || {
+        let m = volume::read(&[Arc::clone(&dev) as Arc<dyn Device>]).unwrap();
+        let pair = |d: u16| Log::default().read_pair(&m.store, crate::rules::volume::header_place(&m.sb, d));
+        (0..3).map(pair).collect::<Vec<_>>()
+    };
+    let mut m = model(&dev);
+    let n = find(&mut m, "a/big");
+    let (of, ino) = (m.domain_of(n).unwrap(), m.body(n).unwrap());
+    (ino.inode.nlink, ino.dirty.record) = (9, true);
+    let before = headers();
+    repair::write(&mut m).unwrap();
+    let between = headers();
+    assert_eq!(run(&dev, &REPAIR).unfixed(), 0);
+    let behind = headers();
+    for d in 0..3 {
+        let same = d != usize::from(of);
+        assert_eq!((before[d] == between[d], between[d] == behind[d]), (same, same), "domain {d}");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::*;
 use braidfs::{Cred, MountOptions, OpenHow, Volume};
 use std::time::Duration;
 
-fn preened(dev: &Arc<SparseDevice>) -> FsckReport {
+pub fn preened(dev: &Arc<SparseDevice>) -> FsckReport {
     preen(&[Arc::clone(dev) as Arc<dyn Device>], true, &Limits::default(), &JournalReplay, &|_, _, _| {}).unwrap()
 }
 
@@ -101,21 +101,26 @@ fn only_what_loses_nothing_is_repaired() {
     }
 }
 
-/// Journals are replayed on the device where all holds or what does not is safe, and not with one that cannot be replayed.
-#[test]
-fn journals_are_replayed_or_left() {
+/// A volume that stopped with so many files in its journal.
+pub fn crashed(files: usize) -> Arc<SparseDevice> {
     let dev = fresh(64, 1);
     let options = MountOptions { background: false, commit_interval: Duration::from_secs(3600), ..Default::default() };
     let v = Volume::mount(vec![Arc::clone(&dev) as Arc<dyn Device>], options).unwrap();
     let how = OpenHow { read: true, write: true, create: true, mode: 0o644, ..OpenHow::default() };
-    for i in 0..9 {
+    for i in 0..files {
         let f = v.open_path(format!("f{i}").as_bytes(), how, &Cred::root()).unwrap();
         v.write(&f, 0, b"content").unwrap();
         v.sync().unwrap();
     }
     let crashed = dev.fork();
     v.crash();
+    crashed
+}
 
+/// Journals are replayed on the device where all holds or what does not is safe, and not with one that cannot be replayed.
+#[test]
+fn journals_are_replayed_or_left() {
+    let crashed = crashed(9);
     let whole = crashed.fork();
     let r = preened(&whole);
     assert_eq!((r.findings.as_slice(), r.by_hand, r.files), (&[][..], false, 9));
