@@ -4,6 +4,7 @@ mod cut_off;
 mod lost;
 mod lost_header;
 mod preen;
+mod scratch;
 mod shared;
 mod tombstones;
 mod trees;

@@ -22,8 +22,9 @@ use crate::parts::domain::Domain;
 use crate::rules::{Rules, tenant};
 use crate::scan::SMALL_GROUPS;
 use crate::threads::{cpus, each};
-use braidfs_format::InodeNo;
 use braidfs_format::domain::CLEAN;
+use braidfs_format::inode::{Inode, Link, decode_links};
+use braidfs_format::{InodeNo, NodeId};
 use multiset::{Keys, MultisetHash};
 pub use state::Outcome;
 use state::{Ctx, Doubt, Slot, TableTotals, add, doubt};
@@ -177,12 +178,25 @@ fn both_sides(cx: &Ctx<'_>, sum: &mut nodes::Sum, owners: MultisetHash) -> Resul
         return doubt("blocks are marked valid and not used");
     }
     for h in cx.m.domains.iter().filter_map(|d| d.header.as_ref()).filter(|h| h.tenant_root.get() > 0) {
-        let e = home::entry(cx.store, InodeNo(h.tenant_root.get()).node());
-        if !e.is_ok_and(|e| tenant::is_root(h, &e)) {
+        let root = InodeNo(h.tenant_root.get()).node();
+        if !home::entry(cx.store, root).is_ok_and(|e| tenant::is_root(h, &e)) {
             return doubt("the directory of a tenant is not there");
+        }
+        if h.is_scratch() && home_links(cx, root) != tenant::kept_links(h) {
+            return doubt("the directory of a tenant without a journal has another name than is kept of it");
         }
     }
     tree::reaches_root(std::mem::take(&mut sum.dirs))
+}
+
+/// The names of an inode, as its home has them; `None` where something does not hold.
+fn home_links(cx: &Ctx<'_>, node: NodeId) -> Option<Vec<Link>> {
+    let inode = Inode::decode(&home::node(cx.store, node).ok()?.payload).ok()?;
+    let mut links = inode.links;
+    for n in inode.link_nodes {
+        links.extend(decode_links(&home::node(cx.store, n).ok()?.payload).ok()?);
+    }
+    Some(links)
 }
 
 /// Ranges of groups whose node blocks hold at most `most` nodes in use (more where one group alone does).

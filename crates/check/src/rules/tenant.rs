@@ -2,10 +2,10 @@
 
 use braidfs_format::InodeNo;
 use braidfs_format::codec::Reader;
-use braidfs_format::domain::{DomainHeader, TENANT_RATE_MAX, TENANT_RATES, TenantRate};
+use braidfs_format::domain::{CLEAN, DomainHeader, TENANT_RATE_MAX, TENANT_RATES, TenantRate};
 use braidfs_format::file_kind::FileKind;
 use braidfs_format::inode::{Inode, Link};
-use braidfs_format::node::{DIR, NodeEntry, NodeRecord};
+use braidfs_format::node::{DIR, NodeEntry, NodeKind, NodeRecord};
 use braidfs_format::super_block::MAX_DEVICES;
 use std::collections::HashSet;
 
@@ -136,13 +136,15 @@ pub fn fields(h: &DomainHeader, devices: usize, owner: impl Fn(InodeNo) -> Optio
         wrong(Wrong::Journal(
             "the tenant has no journal, and no record from which its directory can be made again".into(),
         ));
+    } else if h.is_discarded() && h.flags.get() & CLEAN != 0 {
+        wrong(Wrong::Journal("the tenant has no journal, and was both in use and unmounted".into()));
     }
 }
 
 /// Names of the root directory of a domain without a journal, as its header keeps them; `None` where it keeps no such directory.
 pub fn kept_links(h: &DomainHeader) -> Option<Vec<Link>> {
     let mut r = Reader::new(h.scratch_root_record(), "root directory of a tenant");
-    let record = NodeRecord::decode(&mut r).ok().filter(|r| r.flags & DIR != 0)?;
+    let record = NodeRecord::decode(&mut r).ok().filter(|r| r.kind == NodeKind::Inode && r.flags & DIR != 0)?;
     let numbers = (InodeNo(h.tenant_root.get()).node(), h.tenant_generation.get());
     let inode = Inode::decode(&record.payload).ok().filter(|_| (record.node, record.generation) == numbers)?;
     let is_dir = FileKind::from_mode(inode.mode) == Some(FileKind::Dir);
