@@ -184,6 +184,23 @@ def device_of_a_supervised_mount(volume, _top):
             second.unlink(missing_ok=True)
 
 
+@check(seconds=120)
+def first_device_of_a_supervised_mount_leaves(volume, _top):
+    """The one that was named first is not the volume's any more when the server is killed: the others are, and are mounted."""
+    with two(volume) as (own, second):
+        own.mount("cache=through")
+        (own.mnt / "keep").write_bytes(b"kept")
+        device(own, "add", "--size", "48M", own.mnt, second)
+        own.umount()
+        run(own.binary, "mount", "-o", "supervise,cache=through", second, own.image, own.mnt, timeout=60)
+        wait_for(f"{own.mnt} mounted", own.alive, 10)
+        device(own, "remove", own.mnt, second)
+        kill_serving(own)
+        same((own.mnt / "keep").read_bytes(), b"kept", "content")
+        own.umount()
+        same(own.fsck("-f", "-n")[0], 0, "exit code of fsck")
+
+
 @check(seconds=180)
 def devices_killed_in_rounds(volume, _top):
     """A few rounds of `make device-kill`."""

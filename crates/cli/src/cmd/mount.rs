@@ -485,7 +485,8 @@ impl Job<'_> {
         all
     }
 
-    /// The devices of the volume by now: it may have been given some, or have lost some that are anybody's.
+    /// The devices of the volume by now: it may have been given some, or have lost some that are anybody's, also the one that
+    /// was named first. The kernel's claim is on the first of them.
     fn devices_now(&self, mounted: Option<Uuid>) -> Vec<PathBuf> {
         let (Some(mounted), false) = (mounted, self.devices_ever().len() == 1) else {
             return self.devices.clone();
@@ -496,10 +497,9 @@ impl Job<'_> {
             sb.is_some_and(|sb| Uuid::from_bytes(sb.uuid) == mounted)
         };
         let mut all = self.devices_ever();
-        // the first one is what the kernel's claim is on
-        let first = all.first().cloned();
-        all.retain(|p| Some(p) == first.as_ref() || of_volume(p));
-        all
+        all.retain(of_volume);
+        // where there is none the mount says what is wrong with those that there were
+        if all.is_empty() { self.devices.clone() } else { all }
     }
 
     /// Which volume lies on the devices; `None` where there is something wrong with them, which a mount will say.
