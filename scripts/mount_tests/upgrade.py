@@ -7,11 +7,13 @@ import hashlib
 import mmap
 import multiprocessing
 import os
+import pathlib
 import random
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 
 import fslib
@@ -212,6 +214,41 @@ def a_program_file_that_was_replaced(volume, _top):
         v.binary = other
         server(v)
         same((v.mnt / "f").read_bytes(), b"x", "content")
+
+
+# PF_MEMALLOC_NOIO and PF_LOCAL_THROTTLE of the kernel's flags of a thread: what prctl(2) sets for who writes a file system back
+IO_FLUSHER = 0x180000
+# As a program does that does not know of it: the flags go on with `exec`.
+FORGETFUL = """#!{python}
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(57, 0, 0, 0, 0)
+os.execv({binary!r}, [{binary!r}, *sys.argv[1:]])
+"""
+
+
+@check
+def memory_is_not_waited_for_after_an_upgrade(volume, _top):
+    """From a program that had not told the kernel that it writes a file system back, too."""
+    root_only()
+    may = LIBC.prctl(58, 0, 0, 0, 0) >= 0
+    os.environ["BRAIDFS_LOG"] = "debug"
+    try:
+        with mounted(volume) as v:
+            forgetful, log = v.image.with_suffix(".sh"), v.image.with_suffix(".log")
+            try:
+                forgetful.write_text(FORGETFUL.format(python=sys.executable, binary=str(v.binary)))
+                forgetful.chmod(0o755)
+                upgrade(v, "--program", forgetful)
+                if not may:
+                    # a container without CAP_SYS_RESOURCE: both processes have asked for it
+                    same(log.read_text().count("does not take this process for one that writes"), 2, "refusals")
+                for task in pathlib.Path(f"/proc/{server(v)}/task").iterdir() if may else ():
+                    flags = int((task / "stat").read_text().rpartition(")")[2].split()[6])
+                    same(flags & IO_FLUSHER, IO_FLUSHER, f"flags {flags:x} of {(task / 'comm').read_text().strip()}")
+            finally:
+                forgetful.unlink(missing_ok=True)
+    finally:
+        del os.environ["BRAIDFS_LOG"]
 
 
 @check

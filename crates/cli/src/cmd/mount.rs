@@ -190,6 +190,8 @@ pub fn run(args: &Args) -> Outcome {
 
 /// Runs in the new process of an upgrade.
 fn take_over(devices: &[PathBuf], mountpoint: &Path, spec: &MountSpec, again: &Again) -> Outcome {
+    // it comes with `exec`, but the other program may be one that does not have it
+    flush_for_others();
     if spec.supervise.is_some() {
         notify::leave_to_others();
     }
@@ -206,6 +208,14 @@ fn take_over(devices: &[PathBuf], mountpoint: &Path, spec: &MountSpec, again: &A
         Progress::Mounted(_) | Progress::Ready => {}
     };
     heir.serve(cfg, upgrade, tell).map(|()| 0).map_err(|e| Failure::new(e.to_string()))
+}
+
+/// As prctl(2) advises: what needs memory in a process that writes a file system back must not wait for file systems. Threads
+/// have it from the one that calls this.
+fn flush_for_others() {
+    if let Err(e) = rustix::process::configure_io_flusher_behavior(true) {
+        tracing::debug!(%e, "the kernel does not take this process for one that writes a file system back");
+    }
 }
 
 /// Who ends the connections of this process if it is killed and cannot end; before it has threads. A parent does the same.
@@ -563,10 +573,7 @@ impl Job<'_> {
 
     /// `restart`: the mount that a parent found dead, in whose place this one goes.
     fn serve(&self, told: &mut Ready, restart: Option<&DeadMount>, guard: Option<Arc<Guard>>) -> Result<(), Failure> {
-        // As prctl(2) advises: what needs memory here must not wait for file systems. Threads have it from this one.
-        if let Err(e) = rustix::process::configure_io_flusher_behavior(true) {
-            tracing::debug!(%e, "the kernel does not take this process for one that writes a file system back");
-        }
+        flush_for_others();
         let spec = self.spec;
         let found = if restart.is_some() { None } else { dead_at(&self.mountpoint) };
         let dead = restart.or(found.as_ref());
