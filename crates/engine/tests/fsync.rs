@@ -256,10 +256,19 @@ fn a_flush_that_fails_is_told_to_the_files_of_its_device() {
         // also what comes later
         v.write(&sound, 0, &[3; PAGE]).unwrap();
         v.fsync(sound.ino(), false).unwrap();
+        // and its domain still takes groups
+        let groups = || v.domains()[0].groups;
+        let (before, mut at) = (groups(), 1 << 20);
+        while groups() == before {
+            v.write(&sound, at, &[5; 1 << 20]).unwrap();
+            v.fsync(sound.ino(), false).unwrap();
+            at += 1 << 20;
+        }
         v.crash();
         let images: Vec<Arc<dyn Device>> = faulty.iter().map(|d| d.inner().clone()).collect();
         let v = Volume::mount(images, options()).unwrap();
         assert_eq!(content_of(&v, sound.ino())[..PAGE], [3; PAGE]);
+        assert_eq!(v.getattr(sound.ino()).unwrap().size, at);
         v.unmount().unwrap();
     }
 }
