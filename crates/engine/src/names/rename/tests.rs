@@ -3,17 +3,19 @@
 use super::*;
 use crate::{MkfsOptions, MountOptions, TenantBudget};
 use braidfs_device::{Device, MemDevice};
+use std::time::Duration;
 
 fn node(kind: FileKind) -> NewNode<'static> {
     NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" }
 }
 
-/// With the root directory of a tenant.
-fn volume() -> (Volume, Arc<Cell>) {
+/// With the root directory of a tenant; `share_dirs` as of the mount.
+fn volume(share_dirs: bool) -> (Volume, Arc<Cell>) {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 8));
     let o = MkfsOptions { domains: Some(1), group_bytes: Some(4 << 20), ..MkfsOptions::default() };
     crate::mkfs::format(std::slice::from_ref(&device), &o).unwrap();
-    let v = Volume::mount(vec![device], MountOptions { background: false, ..MountOptions::default() }).unwrap();
+    let options = MountOptions { background: false, share_dirs, ..MountOptions::default() };
+    let v = Volume::mount(vec![device], options).unwrap();
     let t = v.tenant_create(InodeNo::ROOT, b"t", 0o755, "t", TenantBudget::default(), &Cred::root()).unwrap();
     let root = v.mounted().dir_cell(t.root).unwrap();
     (v, root)
@@ -42,7 +44,7 @@ fn rename_across(v: &Volume, tenant: &Cell, from: &Side<'_>, to: &Side<'_>, mode
 
 #[test]
 fn no_name_crosses_a_border_that_was_closed_meanwhile() {
-    let (v, tenant) = volume();
+    let (v, tenant) = volume(false);
     let i = v.mounted();
     let root = i.dir_cell(InodeNo::ROOT).unwrap();
     let side = |dir: &Arc<Cell>, name| Side { dir: dir.clone(), name, hash: i.hash(name) };
@@ -71,5 +73,31 @@ fn no_name_crosses_a_border_that_was_closed_meanwhile() {
     let done = i.link_in(&f, &tenant, b"linked").map(|a| a.nlink);
     assert!(matches!(done, Ok(2)), "{done:?}");
     drop((f, inner, root, tenant));
+    v.unmount().unwrap();
+}
+
+/// The same into a directory whose names several threads change: the rename waits for it with its first look behind it.
+#[test]
+fn no_name_crosses_such_a_border_beside_others() {
+    let (v, tenant) = volume(true);
+    let i = v.mounted();
+    let root = i.dir_cell(InodeNo::ROOT).unwrap();
+    v.sync().unwrap();
+    (0..300).for_each(|n| drop(file(&v, tenant.ino, format!("a name that needs buckets {n}").as_bytes())));
+    [b"e", b"f"].into_iter().for_each(|name| drop(file(&v, InodeNo::ROOT, name)));
+    let done = i.rename_beside(&root, b"e", &tenant, b"e");
+    assert!(matches!(done, Ok(Some(()))), "this test sees nothing: {done:?}");
+    let done = std::thread::scope(|s| {
+        let held = tenant.state.write();
+        let renames = s.spawn(|| i.rename_beside(&root, b"f", &tenant, b"g"));
+        std::thread::sleep(Duration::from_millis(200));
+        i.dom(tenant.domain).close_border(true);
+        drop(held);
+        renames.join().expect("it crosses the border")
+    });
+    i.dom(tenant.domain).close_border(false);
+    assert!(matches!(done, Ok(None)), "{done:?}");
+    assert!(v.lookup(InodeNo::ROOT, b"f").is_ok());
+    drop((root, tenant));
     v.unmount().unwrap();
 }
