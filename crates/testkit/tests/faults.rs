@@ -92,11 +92,25 @@ fn goes_on(v: Volume, file: InodeNo, devices: &[Arc<dyn Device>], name: &str) {
     fsck(devices).unwrap_or_else(|e| panic!("{name}: {e}"));
 }
 
+/// The first domain takes another group for a file of it, and the file is durable.
+fn grows(v: &Volume, long: &OpenFile, name: &str) {
+    let groups = || v.domains()[0].groups;
+    let (before, data) = (groups(), fill(4, 0, 1 << 20));
+    for i in 0..64u64 {
+        if groups() > before {
+            break;
+        }
+        v.write(long, i << 20, &data).unwrap_or_else(|e| panic!("{name}: the sound domain at {i} MiB: {e}"));
+        v.fsync(long.ino(), false).unwrap_or_else(|e| panic!("{name}: the sound domain at {i} MiB: {e}"));
+    }
+    assert!(groups() > before, "{name}: {before} groups");
+}
+
 /// Domain 1 fails by `rule` on its device; domain 0 must not notice, and domain 1 says so until it is mounted again.
 fn one_domain_fails(rule: Rule, name: &str) {
     let two = Two::new();
     let v = two.mount();
-    let (sound, hurt) = (file_in(&v, 0, "sound"), file_in(&v, 1, "hurt"));
+    let (sound, hurt, long) = (file_in(&v, 0, "sound"), file_in(&v, 1, "hurt"), file_in(&v, 0, "long"));
     assert!(v.domains().iter().all(|d| d.failed.is_none()), "{name}");
     two.faulty[1].add(rule);
     // sooner or later what is written has to get to the device
@@ -121,6 +135,7 @@ fn one_domain_fails(rule: Rule, name: &str) {
     // The other domain goes on.
     v.write(&sound, 0, &fill(3, 0, 30_000)).unwrap_or_else(|e| panic!("{name}: the sound domain: {e}"));
     v.fsync(sound.ino(), false).unwrap_or_else(|e| panic!("{name}: the sound domain: {e}"));
+    grows(&v, &long, name);
     let (sound, hurt) = (sound.ino(), hurt.ino());
     assert!(v.unmount().is_err(), "{name}: the unmount hides it");
     // A new mount starts from what is durable.
