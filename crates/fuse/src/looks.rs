@@ -6,7 +6,8 @@
 //! may never answer. So nobody who is waited for looks himself: neither a serving thread nor the helper. A *looker* does. One that
 //! does not come back is given up, with what it looks at then, and counts as not having seen it.
 //!
-//! A thread that waits for an answer of ours can be looked at by anybody: an `execve` in its process waits for its end first.
+//! A thread that waits for an answer of ours can be looked at by anybody, since an `execve` in its process waits for its end first;
+//! but not where it asks what is asked for in an `execve`, too, as the times of a file that is closed are (SETATTR).
 //!
 //! Does not promise an answer: where [`MOST_GIVEN_UP`] lookers wait, nobody looks.
 
@@ -66,7 +67,8 @@ impl Looks {
         Self { lookers: Mutex::default(), look }
     }
 
-    /// What these threads do, of those that are seen in time. Never on a serving thread.
+    /// What these threads do, of those that are seen in time. On a serving thread only what is rare ([`crate::past_cache`]): it may
+    /// wait for [`PATIENCE`].
     pub fn at(&self, mut threads: Vec<u32>) -> HashMap<u32, Seen> {
         let mut found = HashMap::new();
         let mut lookers = self.lookers.lock();

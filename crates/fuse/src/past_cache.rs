@@ -9,8 +9,8 @@
 //! So from the first such `write` on it is noted which time the file had, and the kernel with it. While that is known,
 //! a time that the kernel may have kept, from that one to the volume's own, changes nothing. `utimensat` of the
 //! modification time alone looks the same; so of times in between it is looked whether the thread that asks is in that
-//! call. When the last descriptor is closed the inode is dropped from the kernel's memory ([`BraidFs::show_change`]),
-//! and the kernel asks anew.
+//! call, which takes a tenth of a second at most. When the last descriptor is closed the inode is dropped from the
+//! kernel's memory ([`BraidFs::show_change`]), and the kernel asks anew.
 //!
 //! Does not promise: that the new time is shown: not while the file is open, and not before Linux 6.18 until the kernel
 //! forgets the file; that `utimensat` of the modification time alone gives the file just the time back that it had
@@ -19,7 +19,7 @@
 use crate::fs::BraidFs;
 use crate::opened::Opened;
 use crate::request::Request;
-use crate::requester;
+use crate::requester::{self, Call};
 use braidfs::{Attr, InodeNo, Timestamp};
 use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
@@ -115,7 +115,15 @@ impl BraidFs {
     /// while the file was written past its cache.
     pub(crate) fn is_of_past(&self, req: &Request<'_>, mtime: Timestamp, now: &Attr) -> bool {
         let Some(known) = self.past_cache.known(now.ino) else { return false };
-        mtime == known || (known < mtime && mtime < now.mtime && !requester::sets_times(req))
+        mtime == known || (known < mtime && mtime < now.mtime && !self.sets_times(req))
+    }
+
+    /// Whether the thread that asks is seen to set times. It may ask for a file that an `execve` of its own closes, so that
+    /// it is not looked at from here.
+    fn sets_times(&self, req: &Request<'_>) -> bool {
+        let Some(thread) = requester::thread(req) else { return false };
+        let seen = self.looks.at(vec![thread]).remove(&thread);
+        seen.and_then(|seen| seen.call).is_some_and(Call::sets_times)
     }
 }
 

@@ -66,12 +66,6 @@ pub(crate) fn is_writing(req: &Request<'_>) -> bool {
     matches!(doing(req).doing, Doing::Writing(_))
 }
 
-/// Whether the thread that asks is seen to set times.
-pub(crate) fn sets_times(req: &Request<'_>) -> bool {
-    let call = thread(req).and_then(|t| of_thread(t, "syscall").ok()).and_then(|text| parse_call(&text));
-    call.is_some_and(|call| call.number() == libc::SYS_utimensat)
-}
-
 /// What a thread is seen to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Doing {
@@ -115,6 +109,11 @@ pub(crate) struct Call([u64; 9]);
 impl Call {
     fn number(self) -> libc::c_long {
         self.0[0] as libc::c_long
+    }
+
+    /// Whether it sets times.
+    pub fn sets_times(self) -> bool {
+        self.number() == libc::SYS_utimensat
     }
 
     fn doing(self) -> Doing {
@@ -266,7 +265,7 @@ const READS: [libc::c_long; 9] = [
     libc::SYS_finit_module,
 ];
 
-fn thread(req: &Request<'_>) -> Option<u32> {
+pub(crate) fn thread(req: &Request<'_>) -> Option<u32> {
     (req.head.pid != 0).then_some(req.head.pid)
 }
 
