@@ -3,9 +3,10 @@
 //!
 //! In this order, each step undone where a later one fails:
 //!
-//! 1. The tenant's root becomes a border ([`crate::connections`]), unless the tenant is about to be removed. Requests that had begun before are waited for, and until the
-//!    kernel has taken in their answers: it holds the lock of the root directory meanwhile. A tenant that is mounted by itself
-//!    inside of it, or round it, is a reason to refuse: the root of the inner one would be kept over two connections.
+//! 1. The tenant's root becomes a border ([`crate::connections`]), unless the tenant is about to be removed. Requests that had
+//!    begun before are waited for, and until the kernel has taken in their answers: it holds the lock of the root directory
+//!    meanwhile. A tenant that is mounted by itself inside of it, or round it, is a reason to refuse: the root of the inner
+//!    one would be kept over two connections.
 //! 2. The kernel forgets what it knows below it: the name of the root is invalidated in the directory above, which throws out
 //!    what nobody uses, names that are known to be absent, too. What a program has open stays known; where that lies in the
 //!    tenant's domain the mount is refused. What it held dirty is written back when a file is closed, so that nothing is lost.
