@@ -112,8 +112,8 @@ def upgrades_that_fail_do_not_fill_the_pipe(volume, _top):
             serving = both(v)[1]
             for _ in range(30):
                 v.point.write_text("old-given fail")
-                upgrade(v, "--program", long / "program", ok=(BACK,))
-                must(not v.point.exists(), "the step was not come to")
+                said = upgrade(v, "--program", long / "program", ok=(BACK,))
+                must(not v.point.exists(), f"the step was not come to: {said}")
                 same(both(v)[1], serving, "the process that serves")
         finally:
             shutil.rmtree(top)

@@ -3,6 +3,7 @@
 //! Must run before the process has threads: only the calling thread survives a fork.
 
 use crate::mount_table::MountId;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::fs::File;
@@ -10,6 +11,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 // What a forked process says: any of the first two, then at most one of the others. They stay in the pipe when it is killed.
 /// It is about to unmount what a dead server left.
@@ -276,6 +278,27 @@ pub(crate) fn tell_parent(pipe: &OwnedFd, what: &[u8]) -> io::Result<()> {
     }
 }
 
+/// [`tell_parent`] once the parent has read what it was told before, which it does each second: `patience` is longer.
+///
+/// # Errors
+/// As [`tell_parent`], after `patience`.
+pub(crate) fn tell_parent_within(pipe: &OwnedFd, what: &[u8], patience: Duration) -> io::Result<()> {
+    let end = Instant::now() + patience;
+    loop {
+        match tell_parent(pipe, what) {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                let left = end.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err(e);
+                }
+                let pause = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+                let _ = poll(&mut [PollFd::new(pipe, PollFlags::OUT)], Some(&pause));
+            }
+            told => return told,
+        }
+    }
+}
+
 /// The process that goes on in the place of another one, by what that said last about it once it was ready.
 pub(crate) fn handed_to(said: &[u8]) -> Option<Handing> {
     let (mut program, mut last) = (None, None);
@@ -440,6 +463,17 @@ mod tests {
         let line = [b'#'; 4096];
         while tell_parent(&ours, &line).is_ok() {}
         assert_eq!(tell_parent(&ours, b"@3\n").unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let told = tell_parent_within(&ours, b"@3\n", Duration::from_millis(20));
+        assert_eq!(told.unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        // one that reads late
+        let mut theirs = File::from(theirs);
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                std::thread::sleep(Duration::from_millis(50));
+                theirs.read_exact(&mut [0; 4096]).unwrap();
+            });
+            tell_parent_within(&ours, b"@3\n", Duration::from_secs(60)).unwrap();
+        });
         drop(theirs);
         assert!(tell_parent(&ours, b"@3\n").is_ok(), "one that is gone does not care");
     }

@@ -10,7 +10,7 @@ use crate::abi;
 use crate::channel::Channel;
 use crate::control::UpgradeArg;
 use crate::counters::Counters;
-use crate::daemon::{Handing, tell_parent};
+use crate::daemon::{Handing, tell_parent_within};
 use crate::fs::{BraidFs, Context, Negotiated};
 use crate::handles::Handles;
 use crate::mount::Mount;
@@ -36,6 +36,8 @@ use zerocopy::FromBytes;
 
 /// How long the new program has to greet, and to look at what it is offered.
 const GREETING: Duration = Duration::from_secs(10);
+/// A parent that looks after the mount reads each second what it is told.
+const PARENT_READS: Duration = Duration::from_secs(5);
 /// The new process looks at each inode that the kernel knows: so many it does in a second in any case.
 const HELD_PER_SECOND: u64 = 4000;
 /// A device whose lock as a writer is that of an open file for reading, see [`FileDevice::hand_over`].
@@ -550,7 +552,7 @@ fn give(new: &New, asked: &Asked, all: &All<'_>, served: &Served<'_>) -> Result<
     if let Some(parent) = &all.config.supervisor {
         let handing =
             Handing { pid: new.child.id().cast_signed(), program: Some(new.program.clone()), asked_to_end: false };
-        tell_parent(parent, &handing.said()).map_err(|e| {
+        tell_parent_within(parent, &handing.said(), PARENT_READS).map_err(|e| {
             format!(
                 "the process that looks after it does not read what it is told ({e}): unmount it, and mount it again"
             )
