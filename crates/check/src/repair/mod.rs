@@ -228,12 +228,13 @@ fn set_sum(store: &Store, d: &mut Domain) -> bool {
     old.get() != sum
 }
 
-/// Marks a domain whose tables are about to be mended for a replay, where one has to be: as a repair that has not ended.
+/// Marks a domain of which a segment table is about to be written for a replay, as a repair that has not ended: the sum in the header
+/// comes last. Where only other tables are mended, or copies that do not hold, the domain can be mounted at any moment.
 ///
 /// # Errors
 /// Of the device.
 pub fn begin_mending(store: &Store, sb: &SuperBlock, d: &mut Domain) -> Result<()> {
-    let Some(h) = d.header.as_mut().filter(|_| d.groups.values().any(group_differs)) else { return Ok(()) };
+    let Some(h) = d.header.as_mut().filter(|_| d.groups.values().any(writes_segments)) else { return Ok(()) };
     h.flags = (h.flags.get() & !TABLES_SOUND | if d.tables_doubted { FAILED } else { FAILED | TABLES_SOUND }).into();
     let flags = h.flags.get();
     let mut pairs = Pairs::new(store);
@@ -262,6 +263,11 @@ pub fn end_mending(m: &mut Model, number: usize, goes_on: bool) -> Result<()> {
     Ok(())
 }
 
+/// Whether the segment table of a group is written for a replay.
+fn writes_segments(group: &Group) -> bool {
+    group.segments_dirty || group.counts_wrong
+}
+
 /// Writes the tables of a group that were mended for a replay: both copies of each. `checkpoint` is the last one.
 ///
 /// # Errors
@@ -280,7 +286,7 @@ pub fn write_tables(store: &Store, domain: u16, group: &Group, checkpoint: u64) 
         write_owners(&mut pairs, domain, group, *half, &no_owners)?;
     }
     write_changed_entries(&mut pairs, domain, group)?;
-    if let Some(s) = group.segments.as_ref().filter(|_| group.segments_dirty || group.counts_wrong) {
+    if let Some(s) = group.segments.as_ref().filter(|_| writes_segments(group)) {
         write_segments(&mut pairs, domain, group, s, checkpoint)?;
     }
     pairs.settle()

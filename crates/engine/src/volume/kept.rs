@@ -29,9 +29,12 @@ impl Kept {
         self.groups.remove(&group).map(|(_, e)| e)
     }
 
-    /// Those from this one on.
-    pub fn take_from(&mut self, first: u32) -> Self {
-        Self { groups: self.groups.split_off(&first), stayed: HashMap::new() }
+    /// Those of which `which` says so, by their domain and number.
+    pub fn take_those(&mut self, which: impl Fn(DomainId, u32) -> bool) -> Self {
+        let all = std::mem::take(&mut self.groups);
+        let (taken, left) = all.into_iter().partition(|(g, (d, _))| which(*d, *g));
+        self.groups = left;
+        Self { groups: taken, stayed: HashMap::new() }
     }
 
     /// All of them.

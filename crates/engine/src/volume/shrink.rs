@@ -80,9 +80,10 @@ impl MountedVolume {
         // what it makes room for must not wait for what this thread holds
         let done = self.while_emptying(|| {
             let (mut end, old, sb) = End::begin(self, smaller)?;
-            // Those of them that a drain keeps empty, or a tenant is kept off, are like any others for it; what is before the end
-            // stays closed, and what moves does not come to lie there.
-            self.let_go(&mut drained.take_from(end.first()));
+            // Groups that a drain keeps empty are like any others for it. Those before the end that a tenant is kept off stay closed:
+            // what moves does not come to lie there.
+            let opens = |d, g| g >= end.first() || !self.is_forbidden(self.dom(d), g);
+            self.let_go(&mut drained.take_those(opens));
             // else limits of space would not count what is open again
             self.domains.iter().for_each(|d| self.count_shut(d));
             let done = end.close().and_then(|()| end.empty(progress)).and_then(|()| self.end_here(&old, sb));
