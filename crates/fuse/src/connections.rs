@@ -28,10 +28,11 @@ use crate::node::WireId;
 use crate::ops::sets_flags;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::session::{Slot, run_aside};
+use crate::shards::Shards;
 use braidfs::{DomainId, InodeNo};
 use braidfs_sync::{BiasedRwLock, Condvar, Guarded, Mutex, rank};
 use rustix::io::Errno;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -39,7 +40,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
-/// Of what was told; a power of two.
+/// Of what was told, see [`Shards`].
 const SHARDS: usize = 64;
 /// How long it is waited for the kernel to drop an inode that somebody else wants.
 const DROP: Duration = Duration::from_millis(20);
@@ -60,33 +61,28 @@ pub(crate) struct Connection {
     pub tenant: String,
     pub point: PathBuf,
     /// How often each inode was told over it.
-    told: [Mutex<HashMap<u64, u64>, rank::ToldShard>; SHARDS],
+    told: Shards<u64, rank::ToldShard, SHARDS>,
     /// What is open over it, where the kernel asks for opens.
     handles: Mutex<HashSet<u64>, rank::ToldShard>,
 }
 
 impl Connection {
     pub fn new(root: WireId, domain: DomainId, tenant: String, point: PathBuf) -> Self {
-        let told = std::array::from_fn(|_| Mutex::default());
-        Self { root, domain, tenant, point, told, handles: Mutex::default() }
-    }
-
-    fn shard(&self, id: u64) -> &Mutex<HashMap<u64, u64>, rank::ToldShard> {
-        &self.told[(id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SHARDS.trailing_zeros())) as usize]
+        Self { root, domain, tenant, point, told: Shards::default(), handles: Mutex::default() }
     }
 
     fn tell(&self, id: u64) {
-        *self.shard(id).lock().entry(id).or_default() += 1;
+        *self.told.of(id).lock().entry(id).or_default() += 1;
     }
 
     /// How often the inode was told, and not given back.
     fn told(&self, id: u64) -> u64 {
-        self.shard(id).lock().get(&id).copied().unwrap_or(0)
+        self.told.of(id).lock().get(&id).copied().unwrap_or(0)
     }
 
     /// The kernel gives back; before the engine does.
     pub fn take_back(&self, id: u64, times: u64) {
-        let mut shard = self.shard(id).lock();
+        let mut shard = self.told.of(id).lock();
         if let Some(n) = shard.get_mut(&id) {
             *n = n.saturating_sub(times);
             if *n == 0 {

@@ -42,8 +42,9 @@ use crate::channel::Channel;
 use crate::fs::{BraidFs, Context};
 use crate::node::WireId;
 use crate::request::{Answer, Handled, Outcome, Request};
+use crate::shards::Shards;
 use braidfs::InodeNo;
-use braidfs_sync::{Mutex, rank};
+use braidfs_sync::rank;
 use crossbeam::utils::CachePadded;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -60,7 +61,7 @@ const PAGE: u64 = 4096;
 const RUN: u64 = 512;
 /// Entries of one file (32 GiB of pages); beyond that all its pages count as noted.
 const RUNS_MAX: usize = 16384;
-/// A power of two.
+/// See [`Shards`].
 const SHARDS: usize = 32;
 /// The pages of a whole file.
 const ALL: Range<u64> = 0..u64::MAX;
@@ -133,7 +134,7 @@ struct Dropping {
 pub(crate) struct DirectWrites {
     /// How many. Written when one becomes known, or unknown.
     known: CachePadded<AtomicUsize>,
-    files: [CachePadded<Mutex<HashMap<u64, File>, rank::DirectShard>>; SHARDS],
+    files: Shards<File, rank::DirectShard, SHARDS>,
     /// Of the last [`Dropping`].
     drops: CachePadded<AtomicU64>,
 }
@@ -151,13 +152,9 @@ fn pages_of(offset: u64, len: usize) -> Range<u64> {
 }
 
 impl DirectWrites {
-    fn shard(&self, ino: InodeNo) -> &Mutex<HashMap<u64, File>, rank::DirectShard> {
-        &self.files[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SHARDS.trailing_zeros())) as usize]
-    }
-
     /// The kernel has forgotten the file.
     pub fn forget(&self, ino: InodeNo) {
-        if self.known.load(Ordering::SeqCst) != 0 && self.shard(ino).lock().remove(&ino.0).is_some() {
+        if self.known.load(Ordering::SeqCst) != 0 && self.files.of(ino.0).lock().remove(&ino.0).is_some() {
             self.known.fetch_sub(1, Ordering::SeqCst);
         }
     }
@@ -168,7 +165,7 @@ impl DirectWrites {
         if self.known.load(Ordering::SeqCst) == 0 {
             return;
         }
-        let mut files = self.shard(ino).lock();
+        let mut files = self.files.of(ino.0).lock();
         let Some(f) = files.get_mut(&ino.0) else { return };
         if f.last.elapsed() < QUIET {
             f.cached.add(pages_of(offset, len));
@@ -181,7 +178,7 @@ impl DirectWrites {
     /// These bytes were written past the cache: what of the cache must be dropped. If something, [`Self::dropped`] follows.
     fn must_drop(&self, ino: InodeNo, offset: u64, len: usize) -> Option<Dropping> {
         let pages = pages_of(offset, len);
-        let mut files = self.shard(ino).lock();
+        let mut files = self.files.of(ino.0).lock();
         if let Some(f) = files.get_mut(&ino.0) {
             f.last = Instant::now();
             let under_way = f.dropping.iter().any(|d| d.pages.start < pages.end && pages.start < d.pages.end);
@@ -211,7 +208,7 @@ impl DirectWrites {
 
     /// What [`Self::must_drop`] told is dropped.
     fn dropped(&self, ino: InodeNo, drop: &Dropping) {
-        if let Some(f) = self.shard(ino).lock().get_mut(&ino.0)
+        if let Some(f) = self.files.of(ino.0).lock().get_mut(&ino.0)
             && let Some(at) = f.dropping.iter().position(|d| d == drop)
         {
             f.dropping.swap_remove(at);
@@ -329,7 +326,7 @@ mod tests {
     fn a_file_that_is_quiet_becomes_unknown() {
         let b = DirectWrites::default();
         known(&b, F);
-        b.shard(F).lock().get_mut(&F.0).unwrap().last -= 2 * QUIET;
+        b.files.of(F.0).lock().get_mut(&F.0).unwrap().last -= 2 * QUIET;
         b.cached(F, 0, 4096);
         assert_eq!(b.known.load(Ordering::Relaxed), 0);
         assert_eq!(b.must_drop(F, 0, 1).map(|d| d.pages), Some(ALL));

@@ -8,6 +8,7 @@
 //! these there is a table, made once, of where each lies now.
 
 use crate::node::WireId;
+use crate::shards::Shards;
 use braidfs::{InodeNo, OpenFile};
 use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
@@ -29,7 +30,7 @@ struct Writers {
     promised: bool,
 }
 
-/// Of the table of writers; a power of two, see [`Handles::shard`].
+/// Of the table of writers, see [`Shards`].
 const SHARDS: usize = 32;
 
 /// Of the number of a handle: which life of the mount it was given in.
@@ -106,7 +107,7 @@ pub(crate) struct Handles {
     /// Where those are that earlier ones gave out. One that was closed stays in it, and leads nowhere.
     earlier: HashMap<u64, usize>,
     /// Writers per inode, for `lseek` and [`crate::room`]; absent means none.
-    writers: [CachePadded<Mutex<HashMap<u64, Writers>, rank::WriterShard>>; SHARDS],
+    writers: Shards<Writers, rank::WriterShard, SHARDS>,
 }
 
 impl Default for Handles {
@@ -144,7 +145,7 @@ impl Handles {
         handle.fh = fh.unwrap_or(number);
         place.insert(CachePadded::new(handle));
         if writer {
-            let mut writers = self.shard(id.ino()).lock();
+            let mut writers = self.writers.of(id.ino().0).lock();
             let w = writers.entry(id.ino().0).or_insert(Writers { id, handles: 0, cached: 0, promised: false });
             w.handles += 1;
             w.cached += u32::from(cached);
@@ -198,7 +199,7 @@ impl Handles {
     pub fn release(&self, fh: u64) -> Result<(), Errno> {
         let handle = self.slab.take(self.key(fh)?).ok_or(Errno::BADF)?;
         if handle.writer {
-            let mut writers = self.shard(handle.ino()).lock();
+            let mut writers = self.writers.of(handle.ino().0).lock();
             if let Some(w) = writers.get_mut(&handle.ino().0) {
                 w.handles -= 1;
                 w.cached -= u32::from(handle.cached_writer);
@@ -213,18 +214,18 @@ impl Handles {
 
     /// Whether the file is open for writing, in whichever way.
     pub fn has_writer(&self, ino: InodeNo) -> bool {
-        self.shard(ino).lock().contains_key(&ino.0)
+        self.writers.of(ino.0).lock().contains_key(&ino.0)
     }
 
     /// Whether a `write` to the file may go to the kernel's cache.
     pub fn has_cached_writer(&self, ino: InodeNo) -> bool {
-        self.shard(ino).lock().get(&ino.0).is_some_and(|w| w.cached > 0)
+        self.writers.of(ino.0).lock().get(&ino.0).is_some_and(|w| w.cached > 0)
     }
 
     /// The files among `which` that have a cached writer.
     pub fn written_cached(&self, which: impl Fn(InodeNo) -> bool) -> Vec<WireId> {
         let mut found = Vec::new();
-        for shard in &self.writers {
+        for shard in self.writers.iter() {
             found.extend(shard.lock().values().filter(|w| w.cached > 0 && which(w.id.ino())).map(|w| w.id));
         }
         found
@@ -232,7 +233,7 @@ impl Handles {
 
     /// How many files among `which` have a cached writer.
     pub fn cached_writers(&self, which: impl Fn(InodeNo) -> bool) -> u64 {
-        let of = |shard: &CachePadded<Mutex<HashMap<u64, Writers>, rank::WriterShard>>| {
+        let of = |shard: &Mutex<HashMap<u64, Writers>, rank::WriterShard>| {
             shard.lock().values().filter(|w| w.cached > 0 && which(w.id.ino())).count() as u64
         };
         self.writers.iter().map(of).sum()
@@ -240,7 +241,7 @@ impl Handles {
 
     /// The kernel may put more dirty pages of the file into its cache.
     pub fn promise(&self, ino: InodeNo) {
-        if let Some(w) = self.shard(ino).lock().get_mut(&ino.0) {
+        if let Some(w) = self.writers.of(ino.0).lock().get_mut(&ino.0) {
             w.promised = w.cached > 0;
         }
     }
@@ -254,17 +255,13 @@ impl Handles {
     /// was not, and may write to without asking, because there was room enough.
     pub fn take_promised(&self, all: bool, which: impl Fn(InodeNo) -> bool) -> Vec<WireId> {
         let mut found = Vec::new();
-        for shard in &self.writers {
+        for shard in self.writers.iter() {
             for w in shard.lock().values_mut().filter(|w| w.cached > 0 && (all || w.promised) && which(w.id.ino())) {
                 w.promised = false;
                 found.push(w.id);
             }
         }
         found
-    }
-
-    fn shard(&self, ino: InodeNo) -> &Mutex<HashMap<u64, Writers>, rank::WriterShard> {
-        &self.writers[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SHARDS.trailing_zeros())) as usize]
     }
 }
 

@@ -44,6 +44,7 @@ mod requester;
 mod room;
 mod serve;
 mod session;
+mod shards;
 mod slow;
 mod supervise;
 mod tenant_mount;

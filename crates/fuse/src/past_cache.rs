@@ -20,13 +20,13 @@ use crate::fs::BraidFs;
 use crate::opened::Opened;
 use crate::request::Request;
 use crate::requester::{self, Call};
+use crate::shards::Shards;
 use braidfs::{Attr, InodeNo, Timestamp};
-use braidfs_sync::{Mutex, rank};
+use braidfs_sync::rank;
 use crossbeam::utils::CachePadded;
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A power of two.
+/// See [`Shards`].
 const SHARDS: usize = 32;
 /// More of one shard are not noted.
 const KEPT: usize = 4096;
@@ -43,16 +43,12 @@ struct Past {
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct PastCache {
-    files: [CachePadded<Mutex<HashMap<u64, Past>, rank::DirectShard>>; SHARDS],
+    files: Shards<Past, rank::DirectShard, SHARDS>,
     /// How many: mostly none. Written when one comes or goes.
     count: CachePadded<AtomicUsize>,
 }
 
 impl PastCache {
-    fn shard(&self, ino: InodeNo) -> &Mutex<HashMap<u64, Past>, rank::DirectShard> {
-        &self.files[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SHARDS.trailing_zeros())) as usize]
-    }
-
     /// Whether there are any.
     fn any(&self) -> bool {
         self.count.load(Ordering::Relaxed) != 0
@@ -60,13 +56,13 @@ impl PastCache {
 
     /// The file is about to be written; whether it was before.
     fn is_noted(&self, ino: InodeNo) -> bool {
-        self.any() && self.shard(ino).lock().get_mut(&ino.0).map(|past| past.unseen = true).is_some()
+        self.any() && self.files.of(ino.0).lock().get_mut(&ino.0).map(|past| past.unseen = true).is_some()
     }
 
     /// The file is about to be written, for the first time or at the same time as others, and had this modification
     /// time before.
     fn note(&self, ino: InodeNo, mtime: Timestamp) {
-        let mut files = self.shard(ino).lock();
+        let mut files = self.files.of(ino.0).lock();
         if files.len() < KEPT && !files.contains_key(&ino.0) {
             files.insert(ino.0, Past { mtime, unseen: true });
             self.count.fetch_add(1, Ordering::Relaxed);
@@ -75,24 +71,24 @@ impl PastCache {
 
     /// The modification time that the kernel may know, or an earlier one.
     pub fn known(&self, ino: InodeNo) -> Option<Timestamp> {
-        if self.any() { self.shard(ino).lock().get(&ino.0).map(|past| past.mtime) } else { None }
+        if self.any() { self.files.of(ino.0).lock().get(&ino.0).map(|past| past.mtime) } else { None }
     }
 
     /// The kernel has forgotten the file, or its time is the volume's.
     pub fn forget(&self, ino: InodeNo) {
-        if self.any() && self.shard(ino).lock().remove(&ino.0).is_some() {
+        if self.any() && self.files.of(ino.0).lock().remove(&ino.0).is_some() {
             self.count.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     /// Whether the kernel has yet to be made to forget the file.
     pub fn is_unseen(&self, ino: InodeNo) -> bool {
-        self.any() && self.shard(ino).lock().get(&ino.0).is_some_and(|past| past.unseen)
+        self.any() && self.files.of(ino.0).lock().get(&ino.0).is_some_and(|past| past.unseen)
     }
 
     /// It is being made to.
     pub fn seen(&self, ino: InodeNo) {
-        if let Some(past) = self.shard(ino).lock().get_mut(&ino.0) {
+        if let Some(past) = self.files.of(ino.0).lock().get_mut(&ino.0) {
             past.unseen = false;
         }
     }
