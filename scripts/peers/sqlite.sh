@@ -4,6 +4,9 @@
 . "$(dirname "$0")/../lib.sh"
 
 need_root
+# The VFS reads a variable of this name, too: there the options are the library's.
+mount_options=${BRAIDFS_OPTIONS:-}
+unset BRAIDFS_OPTIONS
 repetitions=${SQLITE_REPETITIONS:-5}
 [ -e /usr/include/sqlite3ext.h ] || "$ROOT/scripts/deps.sh" libsqlite3-dev
 build_braidfs
@@ -29,7 +32,7 @@ mkfs.ext4 -q -F "$ext4"
 mkdir "$WORK/ext4" "$WORK/mounted"
 MOUNTS+=(ext4 mounted)
 mount "$ext4" "$WORK/ext4"
-"$BRAIDFS" mount "$mounted" "$WORK/mounted"
+"$BRAIDFS" mount ${mount_options:+-o "$mount_options"} "$mounted" "$WORK/mounted"
 
 run() { # SYSTEM KIND PLACE JOURNAL SYNCHRONOUS
     "$WORK/bench" "$2" "$3" "$4" "$5" >"$WORK/out" || die "$1 $4 $5"
