@@ -53,6 +53,10 @@ impl ReadDir {
         Self { dir, path: path.to_path_buf(), batch: Vec::new(), cookie: 0, ended: false }
     }
 
+    pub(crate) fn dir(&self) -> &File {
+        &self.dir
+    }
+
     fn fetch(&mut self) -> Result<()> {
         let (mut cookie, mut ended) = (self.cookie, true);
         let (batch, path) = (&mut self.batch, &self.path);

@@ -5,6 +5,8 @@ use crate::metadata::timestamp;
 use crate::{Advice, Error, FallocMode, Metadata, Pinned, Result, StatFs, Ticket};
 use braidfs::{Error as Why, OpenFile, SetAttr, SetTime, XattrMode};
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
@@ -42,6 +44,9 @@ pub struct File {
     pub(crate) writable: bool,
     pub(crate) append: bool,
     pub(crate) position: Mutex<u64>,
+    /// It had no file capabilities when this handle looked, which it does before its first change of the content. One that another
+    /// handle sets later stays.
+    pub(crate) looked: AtomicBool,
 }
 
 impl std::fmt::Debug for File {
@@ -62,6 +67,15 @@ impl File {
     }
     fn check(may: bool) -> Result<()> {
         if may { Ok(()) } else { Err(Why::BadHandle.into()) }
+    }
+    /// [`Self::check`] of what changes the content, before which file capabilities go.
+    fn check_writable(&self) -> Result<()> {
+        Self::check(self.writable)?;
+        if !self.looked.load(Relaxed) {
+            self.drop_capabilities()?;
+            self.looked.store(true, Relaxed);
+        }
+        Ok(())
     }
 
     /// Reads at `offset`: the number of bytes, fewer than wanted only at the end.
@@ -127,7 +141,7 @@ impl File {
     /// # Errors
     /// EBADF where it is not open for writing; ENOSPC; EFBIG.
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<usize> {
-        Self::check(self.writable)?;
+        self.check_writable()?;
         Ok(self.shared.volume.write(&self.open, offset, buf)?)
     }
 
@@ -165,7 +179,7 @@ impl File {
     /// # Errors
     /// As [`Self::write_at`].
     pub fn append(&self, buf: &[u8]) -> Result<(u64, usize)> {
-        Self::check(self.writable)?;
+        self.check_writable()?;
         Ok(self.shared.volume.append_some(&self.open, buf)?)
     }
 
@@ -234,7 +248,7 @@ impl File {
     /// # Errors
     /// As fallocate(2).
     pub fn allocate(&self, mode: FallocMode, offset: u64, len: u64) -> Result<()> {
-        Self::check(self.writable)?;
+        self.check_writable()?;
         Ok(self.shared.volume.fallocate(&self.open, mode, offset, len)?)
     }
 
@@ -254,7 +268,8 @@ impl File {
         self.set(SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() })
     }
 
-    /// Sets owner and group; `None` leaves one. As chown(2) of root does, it leaves set-user-ID bits.
+    /// Sets owner and group; `None` leaves one. As chown(2) does, it takes set-user-ID bits and file capabilities away from all but
+    /// directories.
     ///
     /// # Errors
     /// As [`Self::set_permissions`].
@@ -271,7 +286,8 @@ impl File {
         self.set(SetAttr { atime: accessed.map(at), mtime: modified.map(at), ..SetAttr::default() })
     }
 
-    /// [`Self::set_times`] and all else that can be set at once.
+    /// [`Self::set_times`] and all else that can be set at once. A new owner without a new mode takes privileges away as
+    /// [`Self::set_owner`] does.
     ///
     /// # Errors
     /// As [`Self::set_permissions`].
@@ -279,8 +295,26 @@ impl File {
         self.set(*set)
     }
 
-    fn set(&self, set: SetAttr) -> Result<()> {
+    fn set(&self, mut set: SetAttr) -> Result<()> {
+        let owner = set.uid.is_some() || set.gid.is_some();
+        // of directories the engine leaves the bits
+        set.kill_suid |= owner && set.mode.is_none();
+        if owner || set.size.is_some() {
+            self.drop_capabilities()?;
+        }
         self.shared.volume.setattr(self.open.ino(), &set)?;
+        Ok(())
+    }
+
+    /// As a write, a truncation and a chown do in Linux: who changes the content, or has it given, gets no privileges by it.
+    pub(crate) fn drop_capabilities(&self) -> Result<()> {
+        let volume = &self.shared.volume;
+        if volume.has_capabilities(&self.open) {
+            match volume.remove_capabilities(self.open.ino()) {
+                Ok(()) | Err(Why::NoAttr) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
         Ok(())
     }
 
@@ -310,7 +344,9 @@ impl File {
     /// # Errors
     /// As setxattr(2).
     pub fn set_xattr(&self, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
-        Ok(self.shared.volume.setxattr(self.open.ino(), name, value, mode)?)
+        self.shared.volume.setxattr(self.open.ino(), name, value, mode)?;
+        self.looked.store(false, Relaxed);
+        Ok(())
     }
 
     /// Names of all extended attributes.

@@ -5,9 +5,11 @@ use crate::{CloseError, Error, File, FileKind, Metadata, MkfsOptions, OpenOption
 use braidfs::{Attr, Cred, Error as Why, OpenFile, RenameMode, SetAttr, StatFs, Ticket, Volume, XattrMode};
 use braidfs_device::{BLOCK_BYTES, Device, FileDevice, MemDevice, open_volume_devices};
 use crossbeam::utils::CachePadded;
+use std::ffi::{OsStr, OsString};
 use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
@@ -203,6 +205,7 @@ impl Fs {
             writable: how.how.write || how.append,
             append: how.append,
             position: Mutex::new(0),
+            looked: AtomicBool::new(false),
         }
     }
 
@@ -225,7 +228,11 @@ impl Fs {
             self.volume().resolve(path, true, self.cred())?;
         }
         let open = self.volume().open_path(path, how, self.cred())?;
-        Ok(self.handle(open, options))
+        let file = self.handle(open, options);
+        if how.truncate {
+            file.drop_capabilities()?;
+        }
+        Ok(file)
     }
 
     /// The inode of a path, of whatever kind, held: its number stays its own for as long.
@@ -233,14 +240,20 @@ impl Fs {
         let path = bytes(path)?;
         loop {
             let attr = self.volume().resolve(path, follow, self.cred())?;
-            match self.volume().open(attr.ino) {
-                Ok(open) if open.generation() == attr.generation => {
-                    return Ok(self.handle(open, OpenOptions::new().write(true)));
-                }
-                // it was removed in between: another one may have the name
-                Ok(_) | Err(Why::NotFound) => {}
-                Err(e) => return Err(e.into()),
+            if let Some(file) = self.open_inode(&attr)? {
+                return Ok(file);
             }
+        }
+    }
+
+    /// Opens what was looked up; `None` where it was removed in between: another one may have the name.
+    fn open_inode(&self, attr: &Attr) -> Result<Option<File>> {
+        match self.volume().open(attr.ino) {
+            Ok(open) if open.generation() == attr.generation => {
+                Ok(Some(self.handle(open, OpenOptions::new().write(true))))
+            }
+            Ok(_) | Err(Why::NotFound) => Ok(None),
+            Err(e) => Err(e.into()),
         }
     }
 
@@ -441,25 +454,50 @@ impl Fs {
     /// As unlink(2) and rmdir(2).
     pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        match self.symlink_metadata(path)?.kind() {
+        let top = self.inode(path, false)?;
+        match top.metadata()?.kind() {
             FileKind::Dir => {}
             FileKind::Symlink => return self.remove_file(path),
             _ => return Err(Why::NotDir.into()),
         }
-        // directories to remove, each after those behind it
-        let mut dirs = vec![path.to_path_buf()];
-        let mut listed = 0;
-        while let Some(dir) = dirs.get(listed).cloned() {
-            listed += 1;
-            for entry in self.read_dir(dir)? {
-                let entry = entry?;
+        // Directories that are being listed, each in the one before, with their names there. They are open, and nothing is removed by
+        // a path: in the place of one a symlink may have come meanwhile.
+        let mut below = vec![(ReadDir::new(top, Path::new("")), OsString::new())];
+        while let Some((listing, _)) = below.last_mut() {
+            if let Some(entry) = listing.next() {
+                let (entry, dir) = (entry?, listing.dir());
+                let name = entry.file_name();
                 match entry.kind() {
-                    FileKind::Dir => dirs.push(entry.path().to_path_buf()),
-                    _ => gone(self.remove_file(entry.path()))?,
+                    FileKind::Dir => {
+                        if let Some(child) = self.directory_in(dir, name)? {
+                            below.push((ReadDir::new(child, Path::new("")), name.to_owned()));
+                        }
+                    }
+                    _ => gone(self.volume().unlink(dir.open.ino(), name.as_bytes()))?,
                 }
+            } else if let Some((_, name)) = below.pop()
+                && let Some((parent, _)) = below.last()
+            {
+                gone(self.volume().rmdir(parent.dir().open.ino(), name.as_bytes()))?;
             }
         }
-        dirs.iter().rev().try_for_each(|dir| gone(self.remove_dir(dir)))
+        Ok(gone(self.volume().rmdir_path(bytes(path)?, self.cred()))?)
+    }
+
+    /// Opens a directory by its name in one that is open; `None` where no directory has the name any more.
+    fn directory_in(&self, dir: &File, name: &OsStr) -> Result<Option<File>> {
+        loop {
+            let attr = match self.volume().lookup(dir.open.ino(), name.as_bytes()) {
+                Err(Why::NotFound) => return Ok(None),
+                found => found?,
+            };
+            if attr.kind() != FileKind::Dir {
+                return Ok(None);
+            }
+            if let Some(file) = self.open_inode(&attr)? {
+                return Ok(Some(file));
+            }
+        }
     }
 
     /// Gives a file another name; what `to` names is replaced. Atomic, also across a crash.
@@ -630,9 +668,9 @@ impl Fs {
 }
 
 /// What somebody else has removed is removed.
-fn gone(done: Result<()>) -> Result<()> {
+fn gone(done: std::result::Result<(), Why>) -> std::result::Result<(), Why> {
     match done {
-        Err(Error::Volume(Why::NotFound)) => Ok(()),
+        Err(Why::NotFound) => Ok(()),
         done => done,
     }
 }

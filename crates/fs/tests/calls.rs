@@ -133,6 +133,94 @@ fn a_tree_is_removed_and_nothing_else() {
     assert_eq!(kind(fs.remove_dir_all("tree")), ErrorKind::NotFound);
 }
 
+/// While one thread removes a tree, another puts a symlink in the place of one of its directories, again and again.
+#[test]
+fn a_symlink_that_comes_meanwhile_is_not_followed() {
+    let fs = memory();
+    fs.create_dir("other").unwrap();
+    for i in 0..50 {
+        fs.write(format!("other/{i}"), b"").unwrap();
+    }
+    let end = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            while !end.load(std::sync::atomic::Ordering::Relaxed) {
+                for i in (0..100).rev() {
+                    let (dir, away) = (format!("tree/{i}"), format!("away{i}"));
+                    if fs.rename(&dir, &away).is_ok() {
+                        let _ = fs.symlink("/other", &dir);
+                    }
+                }
+            }
+        });
+        for round in 0..40 {
+            (0..100).for_each(|i| fs.create_dir_all(format!("tree{round}/{i}")).unwrap());
+            fs.rename(format!("tree{round}"), "tree").unwrap();
+            let _ = fs.remove_dir_all("tree");
+            let _ = fs.remove_dir_all("tree");
+            (0..100).for_each(|i| fs.remove_dir(format!("away{i}")).unwrap_or_default());
+            let _ = fs.rename("tree", format!("left{round}"));
+        }
+        end.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    let left = names(&fs, "other");
+    assert_eq!(left.len(), 50, "{left:?}");
+}
+
+/// chown(2), and what changes the content, take set-user-ID bits or file capabilities along.
+#[test]
+fn privileges_end_with_the_owner_or_the_content() {
+    const CAPS: &[u8] = b"security.capability";
+    let fs = memory();
+    fs.write("f", "program").unwrap();
+    fs.create_dir("d").unwrap();
+    let privileged = || {
+        fs.set_permissions("f", 0o6755).unwrap();
+        fs.set_xattr("f", true, CAPS, b"caps", XattrMode::Set).unwrap();
+    };
+    let left = || (fs.metadata("f").unwrap().permissions(), fs.xattr("f", true, CAPS).is_ok());
+    let file = OpenOptions::new().read(true).write(true).open(&fs, "f").unwrap();
+    privileged();
+    assert_eq!(left(), (0o6755, true));
+    file.set_owner(Some(0), None).unwrap();
+    assert_eq!(left(), (0o755, false), "chown");
+    let changes: [(&str, &dyn Fn()); 4] = [
+        ("write", &|| file.write_all_at(b"P", 0).unwrap()),
+        ("ftruncate", &|| file.set_len(3).unwrap()),
+        ("open", &|| drop(fs.create("f").unwrap())),
+        ("append", &|| {
+            let more = OpenOptions::new().append(true).open(&fs, "f").unwrap();
+            more.append(b"x").unwrap();
+        }),
+    ];
+    for (what, change) in changes {
+        privileged();
+        change();
+        assert!(!left().1, "{what}");
+    }
+    fs.set_permissions("d", 0o7755).unwrap();
+    fs.open_read("d").unwrap().set_owner(Some(1), Some(1)).unwrap();
+    assert_eq!(fs.metadata("d").unwrap().permissions(), 0o7755, "of a directory they are not privileges");
+}
+
+/// As Linux answers for the root, `.` and `..`, which no entry has.
+#[test]
+fn what_is_no_name_says_so() {
+    let fs = memory();
+    fs.create_dir("a").unwrap();
+    fs.write("f", b"").unwrap();
+    let code = |r: Result<(), Error>| r.unwrap_err().errno();
+    for path in ["/", ".", "..", "a/.", "a/..", "a/./"] {
+        assert_eq!(code(fs.create_dir(path)), 17, "mkdir {path}: EEXIST");
+        assert_eq!(code(fs.remove_file(path)), 21, "unlink {path}: EISDIR");
+        assert_eq!(code(fs.rename(path, "b")), 16, "rename {path}: EBUSY");
+        assert_eq!(code(fs.rename("f", path)), 16, "rename to {path}: EBUSY");
+        assert_eq!(code(fs.hard_link("f", path)), 17, "link {path}: EEXIST");
+    }
+    assert_eq!(["/", "a/.", "a/.."].map(|path| code(fs.remove_dir(path))), [16, 22, 39], "EBUSY, EINVAL, ENOTEMPTY");
+    assert_eq!(code(fs.set_xattr("f", true, b"user.", b"", XattrMode::Set)), 22);
+}
+
 /// What is there all the time is listed once, while others come and go.
 #[test]
 fn a_listing_goes_on_while_names_change() {

@@ -15,6 +15,9 @@ pub const DOMAIN: &[u8] = b"braidfs.domain";
 /// Virtual: placement of new objects in a directory (`spread`, `dirs`, `inherit`, `unset`).
 pub const PLACEMENT: &[u8] = b"braidfs.placement";
 
+/// What Linux reads of an ACL from FUSE, and so takes for one (`fuse_set_acl` in fs/fuse/acl.c): a page.
+const ACL_BYTES_MAX: usize = 4096;
+
 /// Holds file capabilities.
 const CAPABILITY: &[u8] = b"security.capability";
 
@@ -28,10 +31,12 @@ fn check(name: &[u8]) -> Result<()> {
         return Err(Error::Range);
     }
     let known: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"system.posix_acl_"];
-    if known.iter().any(|p| name.starts_with(p) && name.len() > p.len()) {
-        Ok(())
-    } else {
-        Err(Error::Unsupported("an attribute name outside user., trusted., security. and POSIX ACLs"))
+    match known.iter().find(|p| name.starts_with(p)) {
+        Some(prefix) if name.len() == prefix.len() => {
+            Err(Error::Invalid("an attribute name that ends behind its prefix"))
+        }
+        Some(_) => Ok(()),
+        None => Err(Error::Unsupported("an attribute name outside user., trusted., security. and POSIX ACLs")),
     }
 }
 
@@ -90,7 +95,8 @@ impl Volume {
                 None
             }
         };
-        if value.len() > XATTR_BYTES_MAX {
+        let most = if name == acl::ACCESS || name == acl::DEFAULT { ACL_BYTES_MAX } else { XATTR_BYTES_MAX };
+        if value.len() > most {
             return Err(Error::ArgTooLong);
         }
         let mut op = Op::new(i);

@@ -44,6 +44,8 @@ pub struct OpenHow {
     pub later: (),
 }
 
+const ROOT: &str = "the path names the root directory";
+
 impl Volume {
     /// # Errors
     /// [`Error::Access`] where `cred` may not do `want` with the inode.
@@ -226,7 +228,7 @@ impl Volume {
         let at = trimmed.iter().rposition(|b| *b == b'/').map_or(0, |i| i + 1);
         let name = &trimmed[at..];
         if name.is_empty() {
-            return Err(Error::Invalid("the path names the root directory"));
+            return Err(Error::Invalid(ROOT));
         }
         if let Some(dir) = self.quick_seen(&trimmed[..at], cred)
             && dir.kind == FileKind::Dir
@@ -327,6 +329,10 @@ impl Volume {
     }
 
     fn make(&self, path: &[u8], new: &NewNode<'_>, cred: &Cred) -> Result<Attr> {
+        self.make_at(path, new, cred).map_err(|e| of_no_name(path, e, |_| Error::Exists))
+    }
+
+    fn make_at(&self, path: &[u8], new: &NewNode<'_>, cred: &Cred) -> Result<Attr> {
         let (dir, name) = self.parent_cell(path, cred)?;
         if self.mounted().lookup_in(&dir, name).is_ok() {
             return Err(Error::Exists);
@@ -357,7 +363,7 @@ impl Volume {
     /// # Errors
     /// As `unlink(2)`.
     pub fn unlink_path(&self, path: &[u8], cred: &Cred) -> Result<()> {
-        self.remove_path(path, false, cred)
+        self.remove_path(path, false, cred).map_err(|e| of_no_name(path, e, |_| Error::IsDir))
     }
 
     /// Removes an empty directory.
@@ -365,7 +371,13 @@ impl Volume {
     /// # Errors
     /// As `rmdir(2)`.
     pub fn rmdir_path(&self, path: &[u8], cred: &Cred) -> Result<()> {
-        self.remove_path(path, true, cred)
+        self.remove_path(path, true, cred).map_err(|e| {
+            of_no_name(path, e, |last| match last {
+                b"." => Error::Invalid("`.` is not removed by that name"),
+                b".." => Error::NotEmpty,
+                _ => Error::Busy(ROOT.into()),
+            })
+        })
     }
 
     fn remove_path(&self, path: &[u8], want_dir: bool, cred: &Cred) -> Result<()> {
@@ -383,6 +395,13 @@ impl Volume {
     /// # Errors
     /// As `renameat2(2)`.
     pub fn rename_path(&self, from: &[u8], to: &[u8], mode: RenameMode, cred: &Cred) -> Result<()> {
+        let done = self.rename_at(from, to, mode, cred);
+        [from, to].into_iter().fold(done, |done, path| {
+            done.map_err(|e| of_no_name(path, e, |_| Error::Busy("the root, `.` and `..` keep their names".into())))
+        })
+    }
+
+    fn rename_at(&self, from: &[u8], to: &[u8], mode: RenameMode, cred: &Cred) -> Result<()> {
         let i = self.mounted();
         let (dir, name) = self.parent_cell(from, cred)?;
         let (new_dir, new_name) = self.parent_seen(to, cred)?;
@@ -412,10 +431,23 @@ impl Volume {
             Some(c) => c,
             None => self.resolve_cell(from, false, cred)?,
         };
+        self.link_at(&c, to, cred).map_err(|e| of_no_name(to, e, |_| Error::Exists))
+    }
+
+    fn link_at(&self, c: &Arc<Cell>, to: &[u8], cred: &Cred) -> Result<()> {
         let (dir, name) = self.parent_cell(to, cred)?;
         self.permit_cell(&dir, cred, WRITE | SEARCH)?;
         self.mounted().pace_change(dir.ino);
-        self.mounted().link_in(&c, &dir, name).map(|_| ())
+        self.mounted().link_in(c, &dir, name).map(|_| ())
+    }
+}
+
+/// What Linux answers where the last part of a path is none that an entry could have: the root's, which is empty, `.` or `..`.
+fn of_no_name(path: &[u8], e: Error, instead: impl FnOnce(&[u8]) -> Error) -> Error {
+    let last = path.rsplit(|b| *b == b'/').find(|part| !part.is_empty()).unwrap_or_default();
+    match e {
+        Error::Invalid(_) if matches!(last, b"" | b"." | b"..") => instead(last),
+        e => e,
     }
 }
 
