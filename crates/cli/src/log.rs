@@ -1,11 +1,12 @@
 //! Where the log goes and how much of it.
 
 use crate::failure::{Failure, host_error};
+use crate::mountinfo;
 use crate::system_log::Lines;
 use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::FmtSpan;
@@ -27,6 +28,22 @@ impl LogArgs {
     /// Has it go into the file that the options of a mount name, if they do.
     pub fn prefer(&mut self, file: Option<PathBuf>) {
         self.log_file = file.or(self.log_file.take());
+    }
+
+    /// Nothing is looked up where the volume is `mounted` already: whoever takes its server's place must not ask it.
+    ///
+    /// # Errors
+    /// The file lies below the mount point: after an upgrade the server would write into what it serves.
+    pub fn check_outside(&self, mountpoint: &Path, mounted: bool, codes: &Codes) -> Result<(), Failure> {
+        let Some(file) = &self.log_file else { return Ok(()) };
+        let plain = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+        let lies_below = plain(file).starts_with(plain(mountpoint))
+            || !mounted && mountinfo::absolute(file).starts_with(mountinfo::absolute(mountpoint));
+        if !lies_below {
+            return Ok(());
+        }
+        let why = "it would lie on the volume that is mounted: name a file elsewhere";
+        Err(Failure::at("cannot log into", file.display(), why).with_code(codes.usage))
     }
 
     /// It goes into a file.

@@ -123,7 +123,13 @@ fn main() -> ExitCode {
         }
         _ => log::Codes { usage: 1, file: 1 },
     };
-    let outcome = log::start(&cli.log, level, &codes, background).and_then(|()| run(cli.command));
+    let outside = match &cli.command {
+        Command::Mount(a) => a.mountpoint().map_or(Ok(()), |at| cli.log.check_outside(at, a.is_mounted(), &codes)),
+        Command::MountHelper(a) => cli.log.check_outside(&a.mountpoint, false, &codes),
+        _ => Ok(()),
+    };
+    let started = outside.and_then(|()| log::start(&cli.log, level, &codes, background));
+    let outcome = started.and_then(|()| run(cli.command));
     match outcome {
         Ok(code) => code.into(),
         Err(failure) => {

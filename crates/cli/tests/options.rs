@@ -42,6 +42,25 @@ fn usage_has_the_codes_of_each_tool() {
     }
 }
 
+/// After an upgrade the server would write into the volume that it serves.
+#[test]
+fn a_log_below_the_mount_point_is_refused() {
+    let b = Bench::new();
+    std::fs::create_dir(b.path("mnt")).unwrap();
+    std::os::unix::fs::symlink("mnt", b.path("link")).unwrap();
+    let text = |name: &str| b.path(name).to_str().unwrap().to_owned();
+    for file in ["mnt/log", "mnt/below/log", "link/log"] {
+        let (place, option) = (text(file), format!("log={}", text(file)));
+        b.run(&["--log-file", &place, "mount", "x.img", &text("mnt")]).fails(1, &[file, "name a file elsewhere"]);
+        for command in ["mount", "mount.braidfs"] {
+            b.run(&[command, "x.img", &text("mnt"), "-o", &option]).fails(1, &[file, "name a file elsewhere"]);
+        }
+        assert!(!b.path(file).exists());
+    }
+    // beside it
+    b.run(&["--log-file", &text("mnt.log"), "mount", "x.img", &text("mnt")]).fails(32, &["x.img"]);
+}
+
 #[test]
 fn an_option_that_is_given_again_counts_as_the_last_says() {
     let b = Bench::new();

@@ -125,6 +125,18 @@ pub struct Args {
     paths: Vec<PathBuf>,
 }
 
+impl Args {
+    /// The directory to mount on.
+    pub fn mountpoint(&self) -> Option<&Path> {
+        self.paths.last().map(PathBuf::as_path)
+    }
+
+    /// It takes over what another process has mounted.
+    pub fn is_mounted(&self) -> bool {
+        self.take_over || self.look_after.is_some()
+    }
+}
+
 /// What mount(8) calls
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  mount.braidfs disk.img /mnt -o ro\n\n\
@@ -133,7 +145,7 @@ pub struct HelperArgs {
     /// Devices, joined by commas
     device: PathBuf,
     /// The directory to mount on
-    mountpoint: PathBuf,
+    pub mountpoint: PathBuf,
     /// Skip unknown options
     #[arg(short = 's')]
     sloppy: bool,
