@@ -213,8 +213,9 @@ pub const TABLE: &[Row] = &[
         &["log=/var/log/braidfs.log"],
         How::Taken,
         Again::Ignored,
-        "Log into this file, a path from / on and not below the mount point, as the option --log-file of braidfs-mount(8). Without it warnings and \
-         errors of a mount in the background go to the system's log, as braidfs.",
+        "Log into this file, a path from / on and not below the mount point, as the option --log-file of \
+         braidfs-mount(8). Without it warnings and errors of a mount in the background go to the system's log, as \
+         braidfs.",
     ),
     row(
         &["tenant=web"],
