@@ -364,7 +364,12 @@ impl Ring {
             entry.seal(result);
             self.alive += 1;
             if let Some(q) = self.queue_of(i) {
-                self.queues[q].deferred -= 1;
+                let queue = &mut self.queues[q];
+                queue.deferred -= 1;
+                // where all requests are lent or put aside, no other commit tells that nobody waits any more
+                if queue.behind == Behind::Next {
+                    queue.behind = Behind::Fetching(i);
+                }
             }
             self.give(i, abi::URING_COMMIT_AND_FETCH)?;
         }
@@ -555,6 +560,26 @@ mod tests {
         assert_eq!(urgent(Behind::No), [false, false]);
         assert_eq!(urgent(Behind::Next), [true, true]);
         assert_eq!(urgent(Behind::Fetching(4)), [false, true]);
+    }
+
+    /// Requests that are lent, or put aside, are committed by others' answers: by these, too, a queue finds that it is no more behind.
+    #[test]
+    fn the_answer_of_another_thread_tells_whether_somebody_waits() {
+        let null = File::options().read(true).write(true).open("/dev/null").unwrap();
+        let behind = thread::spawn(move || {
+            let mut ring = of_null(&null)?;
+            ring.queues[0].behind = Behind::Next;
+            for i in [2, 3] {
+                ring.ticket.entry = i;
+                ring.defer(i as usize).unwrap();
+                ring.ticket.post(Ok(Vec::new()));
+            }
+            let before = ring.queues[0].behind;
+            ring.deliver(&mut Vec::new()).unwrap();
+            Some((before, ring.queues[0].behind, ring.queues[0].deferred))
+        });
+        let Some(behind) = behind.join().unwrap() else { return };
+        assert_eq!(behind, (Behind::Next, Behind::Fetching(2), 0), "one commit is enough to ask by");
     }
 
     /// A queue that gets no more entries, all of which wait for others, goes on with the first answer; and it ends with
