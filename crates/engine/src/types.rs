@@ -164,6 +164,8 @@ pub struct SetAttr {
     pub flags: Option<u32>,
     /// Clear setuid and setgid as a write or truncate by an ordinary user does.
     pub kill_suid: bool,
+    /// Clear setgid, of a directory, too, and where the group may not execute: who changes it is not of the group.
+    pub kill_sgid: bool,
     /// Of times alone: a front end has accepted them before, or its user only sets them to now. Inode flags do not refuse
     /// them.
     pub accepted: bool,

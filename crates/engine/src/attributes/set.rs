@@ -164,12 +164,8 @@ impl MountedVolume {
     /// transaction is flipped meanwhile, its commit waits for the cell's lock and takes the change with it, as if it had
     /// come before the flip. A thread that has changed something in the next transaction sees its number, and does not come here.
     fn set_beside(&self, c: &Cell, set: &SetAttr) -> Result<Option<Attr>> {
-        // all by name: whatever comes to be set is not small by itself
-        let SetAttr { uid, gid, size, flags, kill_suid, mode: _, atime: _, mtime: _, ctime: _, accepted: _, later: () } =
-            *set;
-        let small = uid.is_none() && gid.is_none() && size.is_none() && flags.is_none() && !kill_suid;
         // a volume that takes no more operations says so by an operation
-        if !small || self.shared.closing.load(Ordering::Relaxed) {
+        if !is_small(set) || self.shared.closing.load(Ordering::Relaxed) {
             return Ok(None);
         }
         let d = self.dom(c.domain);
@@ -232,6 +228,9 @@ fn set_mode_and_flags(st: &mut State, set: &SetAttr, kind: FileKind, tx: TxId) {
         }
         st.mode = m;
     }
+    if set.kill_sgid {
+        st.mode &= !0o2000;
+    }
 }
 
 /// Sets the times that `set` names; the change's own is `now`, where it names none.
@@ -251,9 +250,27 @@ fn set_times(st: &mut State, set: &SetAttr, now: Timestamp) {
 
 /// Whether nothing but times is set.
 fn only_times(set: &SetAttr) -> bool {
-    let SetAttr { mode, uid, gid, size, flags, kill_suid, atime: _, mtime: _, ctime: _, accepted: _, later: () } = *set;
-    let all = mode.is_none() && uid.is_none() && gid.is_none() && size.is_none() && flags.is_none();
-    all && !kill_suid
+    set.mode.is_none() && is_small(set)
+}
+
+/// Whether nothing but mode and times is set.
+fn is_small(set: &SetAttr) -> bool {
+    // all by name: whatever comes to be set is not small by itself
+    let SetAttr {
+        uid,
+        gid,
+        size,
+        flags,
+        kill_suid,
+        kill_sgid,
+        mode: _,
+        atime: _,
+        mtime: _,
+        ctime: _,
+        accepted: _,
+        later: (),
+    } = *set;
+    uid.is_none() && gid.is_none() && size.is_none() && flags.is_none() && !kill_suid && !kill_sgid
 }
 
 /// Whether the inode's flags let it change so. Flags themselves are for the front end to guard.
@@ -263,7 +280,8 @@ fn allowed(st: &State, set: &SetAttr) -> Result<()> {
     }
     // of an append-only inode both times may become now, as by `touch`
     let touch = set.ctime.is_none() && set.atime == set.mtime && set.atime.is_none_or(|t| t == SetTime::Now);
-    if only_times(&SetAttr { kill_suid: false, ..*set }) && (set.accepted || (touch && st.flags & IMMUTABLE == 0)) {
+    let privileges_kept = SetAttr { kill_suid: false, kill_sgid: false, ..*set };
+    if only_times(&privileges_kept) && (set.accepted || (touch && st.flags & IMMUTABLE == 0)) {
         Ok(())
     } else {
         Err(Error::Perm)

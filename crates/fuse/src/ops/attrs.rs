@@ -198,8 +198,8 @@ impl BraidFs {
         mut set: SetAttr,
     ) -> Result<Option<SetAttr>, Errno> {
         let attr = self.vol.getattr(node).map_err(errno)?;
-        if is_marked(&attr) && attr.flags & APPEND == 0 && set.mode.is_none() && !requester::in_group(req, attr.gid) {
-            set.mode = Some(attr.mode & 0o5777);
+        if is_marked(&attr) && set.mode.is_none() && !requester::in_group(req, attr.gid) {
+            set.kill_sgid = true;
             return Ok(Some(set));
         }
         let some = attr.mode & 0o4000 != 0 || attr.mode & 0o2010 == 0o2010;

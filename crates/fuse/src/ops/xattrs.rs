@@ -23,16 +23,17 @@ impl BraidFs {
         let value = value.get(..arg.size as usize).ok_or(Errno::INVAL)?;
         self.allows(name)?;
         let node = self.live(req.node())?;
-        self.vol.setxattr(node, name, value, xattr_mode(arg.flags)?).map_err(errno)?;
+        let mode = xattr_mode(arg.flags)?;
+        if arg.setxattr_flags & abi::SETXATTR_ACL_KILL_SGID != 0 {
+            // before the ACL: a crash in between leaves no group that is given more, and setgid
+            let marked = self.vol.getattr(node).map_err(errno)?.mode & 0o2000 != 0;
+            if marked {
+                self.vol.setattr(node, &SetAttr { kill_sgid: true, ..SetAttr::default() }).map_err(errno)?;
+            }
+        }
+        self.vol.setxattr(node, name, value, mode).map_err(errno)?;
         if name == CAPS {
             self.caps_epoch.fetch_add(1, Ordering::AcqRel);
-        }
-        if arg.setxattr_flags & abi::SETXATTR_ACL_KILL_SGID != 0 {
-            let attr = self.vol.getattr(node).map_err(errno)?;
-            if attr.mode & 0o2000 != 0 {
-                let set = SetAttr { mode: Some(attr.mode & 0o5777), ..SetAttr::default() };
-                self.vol.setattr(node, &set).map_err(errno)?;
-            }
         }
         Ok(Outcome::Reply)
     }

@@ -192,3 +192,19 @@ fn a_file_that_grows_loses_nothing_behind_its_end() {
     // these blocks are not the file's
     v.crash();
 }
+
+/// Who takes setgid away names no mode: what another sets meanwhile is not undone, nor refused for an append-only file.
+#[test]
+fn setgid_goes_by_itself() {
+    let v = mount(&formatted());
+    let f = open(&v, "/f");
+    let mode = |mode| v.setattr(f.ino(), &SetAttr { mode: Some(mode), ..SetAttr::default() }).unwrap();
+    let without = SetAttr { kill_sgid: true, ..SetAttr::default() };
+    mode(0o6666);
+    mode(0o2600);
+    assert_eq!(v.setattr(f.ino(), &without).unwrap().mode & 0o7777, 0o600, "as it is now, not as it was");
+    mode(0o2600);
+    assert_eq!(v.setattr_beside(f.ino(), |_| true, &without).unwrap(), None, "that is more than mode and times");
+    v.setattr(f.ino(), &SetAttr { flags: Some(APPEND), ..SetAttr::default() }).unwrap();
+    assert_eq!(v.setattr(f.ino(), &without).unwrap().mode & 0o7777, 0o600);
+}
