@@ -8,6 +8,7 @@ import fslib
 from fslib import Skipped
 from mount_tests.common import check, daemon_only, must, root_only, same, write_synced
 from mount_tests.flags import NOATIME, set_flags
+from mount_tests.helpers import small_volume
 
 DAY = 24 * 3600
 
@@ -177,6 +178,29 @@ def flags_change_the_change_time(volume, top):
     for path in (file, directory):
         same(path.stat().st_ctime_ns, shown[path], f"ctime of {path.name} after a remount")
     must(held.stat().st_ctime_ns > before[held], "ctime of the open file after a remount")
+
+
+@check
+def a_reader_that_comes_between_hides_no_change_time(volume, _top):
+    """The kernel does not let go of a file that somebody has opened meanwhile: the close of that shows the time."""
+    daemon_only(volume)
+    root_only()
+    if not fslib.linux_from(6, 18):
+        raise Skipped("before Linux 6.18 it is not shown")
+    with small_volume(volume, "flags", 512 << 20) as v:
+        v.mount("fileflags")
+        file = v.mnt / "f"
+        file.write_bytes(b"x")
+        for turn in range(20):
+            os.setxattr(file, "user.x", str(turn).encode())  # the kernel keeps the change time that it makes for this
+            before = file.stat().st_ctime_ns
+            time.sleep(0.02)
+            set_flags(file, NOATIME * (turn % 2))
+            reader = os.open(file, os.O_RDONLY)
+            time.sleep(0.02)
+            os.close(reader)
+            fslib.wait_for(f"newer ctime, turn {turn}", lambda: file.stat().st_ctime_ns > before, 3)  # noqa: B023
+        v.umount()
 
 
 @check

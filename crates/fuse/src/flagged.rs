@@ -131,12 +131,12 @@ impl Flagged {
         self.any() && self.files.lock().get(&ino.0).is_some_and(|c| c.unseen)
     }
 
-    /// It is being told.
-    fn seen(&self, ino: InodeNo) {
+    /// It is being told, or has asked anew; or where `unseen` it did not let go of the file.
+    pub fn set_unseen(&self, ino: InodeNo, unseen: bool) {
         if self.any()
             && let Some(change) = self.files.lock().get_mut(&ino.0)
         {
-            change.unseen = false;
+            change.unseen = unseen;
         }
     }
 
@@ -242,8 +242,7 @@ impl BraidFs {
         if !unseen || self.negotiated.minor < abi::MINOR_PRUNE || self.vol.is_open(ino) {
             return;
         }
-        self.flagged.seen(ino);
-        self.past_cache.seen(ino);
+        self.set_unseen(ino, false);
         let mut list = self.flagged.drop.lock();
         list.push(id);
         if list.len() == 1 {
@@ -254,9 +253,16 @@ impl BraidFs {
                 let ids = std::mem::take(&mut *fs.flagged.drop.lock());
                 channel.prune(&ids);
                 std::thread::sleep(DROP_AFTER[1]);
+                // somebody has opened it since: the close of that tries again
+                ids.iter().filter(|id| fs.vol.is_held(id.ino())).for_each(|id| fs.set_unseen(id.ino(), true));
                 channel.prune(&ids);
             }));
         }
+    }
+
+    fn set_unseen(&self, ino: InodeNo, unseen: bool) {
+        self.flagged.set_unseen(ino, unseen);
+        self.past_cache.set_unseen(ino, unseen);
     }
 }
 

@@ -101,6 +101,7 @@ impl BraidFs {
         if self.vol.forget(id.ino(), |g| id.is_of(g), times) {
             self.direct_writes.forget(id.ino());
             self.past_cache.forget(id.ino());
+            self.flagged.set_unseen(id.ino(), false);
         }
     }
 

@@ -14,7 +14,8 @@
 //!
 //! Does not promise: that the new time is shown: not while the file is open, and not before Linux 6.18 until the kernel
 //! forgets the file; that `utimensat` of the modification time alone gives the file just the time back that it had
-//! before the first `write`; anything of what was written before another process took over ([`crate::upgrade`]).
+//! before the first `write`, nor, to a thread whose call is not seen (an NFS server's, a program of 32 bits), any time in
+//! between; anything of what was written before another process took over ([`crate::upgrade`]).
 
 use crate::fs::BraidFs;
 use crate::opened::Opened;
@@ -86,10 +87,12 @@ impl PastCache {
         self.any() && self.files.of(ino.0).lock().get(&ino.0).is_some_and(|past| past.unseen)
     }
 
-    /// It is being made to.
-    pub fn seen(&self, ino: InodeNo) {
-        if let Some(past) = self.files.of(ino.0).lock().get_mut(&ino.0) {
-            past.unseen = false;
+    /// It is being made to; or where `unseen` it did not let go of the file.
+    pub fn set_unseen(&self, ino: InodeNo, unseen: bool) {
+        if self.any()
+            && let Some(past) = self.files.of(ino.0).lock().get_mut(&ino.0)
+        {
+            past.unseen = unseen;
         }
     }
 }
@@ -134,7 +137,7 @@ mod tests {
         p.note(ino, at(1));
         p.note(ino, at(2));
         assert_eq!((p.known(ino), p.known(InodeNo(8)), p.is_unseen(ino)), (Some(at(1)), None, true));
-        p.seen(ino);
+        p.set_unseen(ino, false);
         assert!(!p.is_unseen(ino) && p.is_noted(ino) && p.is_unseen(ino), "it was written again");
         p.forget(ino);
         p.forget(ino);
