@@ -272,3 +272,25 @@ fn truncating_to_the_same_size_needs_no_room() {
     drop(all);
     empties(device, v);
 }
+
+/// What is written and not placed yet has its blocks: to allocate them takes none.
+#[test]
+fn what_is_written_is_allocated_without_more_room() {
+    let (device, v) = volume();
+    let f = file(&v, ROOT, "f");
+    let blocks = v.statfs().available * 2 / 3;
+    let mut written = 0;
+    while written < blocks * 4096 {
+        written += v.write(&f, written, &[7; 1 << 20]).unwrap() as u64;
+    }
+    v.fallocate(&f, FallocMode::Allocate { keep_size: false }, 0, written).unwrap();
+    let free = v.statfs().free;
+    assert!(matches!(v.fallocate(&f, FallocMode::Allocate { keep_size: true }, 0, 2 * written), Err(Error::NoSpace)));
+    v.sync().unwrap();
+    assert_eq!(v.statfs().free, free, "nothing of what was refused");
+    let mut last = [0; 4096];
+    v.read(&f, written - 4096, &mut last).unwrap();
+    assert_eq!(last, [7; 4096]);
+    drop(f);
+    empties(device, v);
+}

@@ -70,15 +70,18 @@ impl MountedVolume {
     /// Promises the blocks that allocating `first .. end` takes, after making room for them: all or nothing, so that no
     /// file is left half grown. How many.
     fn promise(&self, c: &Arc<Cell>, first: u64, end: u64) -> Result<u64> {
-        let need = match &c.state.read().body {
+        let needed = || match &c.state.read().body {
             Body::File(f) => holes(f, first, end).iter().map(|(a, b)| b - a).sum(),
             _ => 0,
         };
-        let d = self.dom(c.domain);
+        let (d, mut need) = (self.dom(c.domain), needed());
         if need > self.room(d, need) {
+            // dirty pages there have blocks reserved, and are no holes once they have their places
+            d.flush_cell(c)?;
             // what others have freed counts when that is durable
             self.reap_for_room();
             self.settle_all();
+            need = needed();
             let want = need.saturating_sub(d.space.margin());
             if want > self.room_by_relocation(d, want)? {
                 return Err(Error::NoSpace);
@@ -87,6 +90,7 @@ impl MountedVolume {
         let mut attempt = 0;
         while d.space.reserve(need, false).is_err() {
             self.make_room(d, &mut attempt)?;
+            need = needed();
         }
         Ok(need)
     }
