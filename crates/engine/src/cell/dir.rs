@@ -634,6 +634,11 @@ impl DirIndex {
         DirWrite::Buckets { write, dropped: dropped.into_iter().collect() }
     }
 
+    /// Whether the entries of the bucket that starts at `first` are to be read yet.
+    pub fn is_unread(&mut self, first: u64) -> bool {
+        self.unloaded > 0 && self.buckets.get_mut(first).is_some_and(|b| b.entries.is_none())
+    }
+
     /// Marks the bucket that starts at `first` as to be written again, read if need be (the cleaner moves it).
     ///
     /// # Errors

@@ -87,6 +87,17 @@ impl Domain {
         self.cells.all().iter().filter(|c| c.kind == FileKind::File).try_for_each(|c| self.flush_cell(c))
     }
 
+    /// Has [`Self::flush_lazy`] write a file that is about to be committed: a commit puts it there with `data=writeback`, too late for
+    /// who wants the blocks moved by it.
+    pub(crate) fn write_lazily(&self, cell: &Arc<Cell>) {
+        if self.lazy_data() {
+            let mut lazy = self.lazy.lock();
+            if lazy.last().is_none_or(|last| !Arc::ptr_eq(last, cell)) {
+                lazy.push(cell.clone());
+            }
+        }
+    }
+
     /// Writes the data that commits left alone (`data=writeback`).
     ///
     /// # Errors

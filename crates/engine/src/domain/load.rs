@@ -131,13 +131,21 @@ impl Domain {
     /// # Errors
     /// [`Error::Corrupt`] where the block is not that bucket: the domain is then read-only; or of the device.
     pub fn load_bucket(&self, ino: InodeNo, map: &ExtentMap, lblk: u64) -> Result<Vec<Dentry>> {
-        let p = map.get(lblk).ok_or_else(|| Corrupt::new("directory", format!("{ino} has no bucket at {lblk}")))?;
-        let decode = |b: Arc<[u8]>| Ok(decode_bucket(&b, ino, lblk, self.store.volume, p.addr)?);
-        self.nodes.bucket(p.addr).and_then(decode).inspect_err(|e| {
+        self.look_at_bucket(ino, map, lblk).inspect_err(|e| {
             if matches!(e, Error::Corrupt(_)) {
                 self.fail(e);
             }
         })
+    }
+
+    /// [`Self::load_bucket`] for whom damage is no reason to end the domain: nobody asked for the directory.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where the block is not that bucket; of the device.
+    pub fn look_at_bucket(&self, ino: InodeNo, map: &ExtentMap, lblk: u64) -> Result<Vec<Dentry>> {
+        let p = map.get(lblk).ok_or_else(|| Corrupt::new("directory", format!("{ino} has no bucket at {lblk}")))?;
+        let decode = |b: Arc<[u8]>| Ok(decode_bucket(&b, ino, lblk, self.store.volume, p.addr)?);
+        self.nodes.bucket(p.addr).and_then(decode)
     }
 
     /// Runs `f` on the directory's index with a loader for buckets that are not in memory.

@@ -47,7 +47,8 @@ impl MountedVolume {
         let d = self.dom(c.domain);
         let (room, done) = self.move_windows(c, from, most, spare)?;
         if done.moved > 0 {
-            d.flush_lazy()?;
+            // with `data=writeback` a commit leaves it alone
+            d.flush_cell(c)?;
             d.commit()?;
         }
         room.map(|()| done)

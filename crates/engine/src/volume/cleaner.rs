@@ -214,8 +214,14 @@ impl MountedVolume {
             return Ok(false); // a block out of the middle of an extent
         }
         if c.kind == FileKind::Dir {
-            op.touch(&c, &mut st)?;
             let first = braidfs_format::dentry::bucket_first(lblk);
+            if let Some(dir) = st.dir()
+                && dir.index.is_unread(first)
+            {
+                // one that does not hold stays where it is
+                d.look_at_bucket(c.ino, &dir.map, lblk)?;
+            }
+            op.touch(&c, &mut st)?;
             op.with_index(&c, &mut st, |ix, load| ix.dirty_bucket(first, load))?;
             return Ok(true);
         }
@@ -236,6 +242,7 @@ impl MountedVolume {
         if f.pages.dirty(lblk) {
             d.memory.add(0, 1);
         }
+        d.write_lazily(&c);
         Ok(true)
     }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::names::path::OpenHow;
-use crate::{Cred, MkfsOptions, MountOptions, OpenFile};
+use crate::{Cred, DataMode, MkfsOptions, MountOptions, OpenFile};
 use braidfs_device::{CountDevice, Device, Effect, FaultDevice, MemDevice, Op as DeviceOp, Rule};
 
 /// Where the blocks of a file lie.
@@ -52,6 +52,75 @@ fn a_block_that_moves_is_not_overwritten_where_it_was() {
     let mut have = [0; 4 * 4096];
     v.read(&f, 0, &mut have).unwrap();
     assert!(have[4096..8192] == [4; 4096] && have[..4096] == [1; 4096]);
+}
+
+/// With `data=writeback`, too, what moves has moved when its commit is done.
+#[test]
+fn data_that_commits_leave_alone_moves_with_its_commit() {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(16384));
+    let o = MkfsOptions { domains: Some(1), ..MkfsOptions::default() };
+    crate::mkfs::format(std::slice::from_ref(&device), &o).unwrap();
+    let data = DataMode::Writeback;
+    let v = Volume::mount(vec![device], MountOptions { background: false, data, ..MountOptions::default() }).unwrap();
+    let f = open(&v, b"f");
+    v.write(&f, 0, &[1; 8 * 4096]).unwrap();
+    v.sync().unwrap();
+    let (i, c) = (v.mounted(), v.mounted().cell(f.ino()).unwrap());
+    let d = i.dom(c.domain);
+    let first = places(&c);
+    let all: Vec<_> =
+        (0..).zip(&first).map(|(lblk, at)| (*at, Owner { node: c.ino, lblk, ..Owner::default() })).collect();
+    assert_eq!(i.move_blocks(d, &all).unwrap(), 8);
+    let second = places(&c);
+    assert!(second.iter().all(|p| !first.contains(p)), "{first:?}, {second:?}");
+    assert!(d.lazy_data() && !d.has_changes(), "nothing is left for the next commit");
+    // so it is with files made whole
+    let (f, g) = (open(&v, b"in-pieces"), open(&v, b"between"));
+    for at in (0..64 * 4096).step_by(4096) {
+        for file in [&f, &g] {
+            v.write(file, at, &[2; 4096]).unwrap();
+            v.sync().unwrap();
+        }
+    }
+    let c = i.cell(f.ino()).unwrap();
+    let first = places(&c);
+    assert_eq!(v.defragment(f.ino(), 0).unwrap().moved, 64);
+    let second = places(&c);
+    assert!(second.iter().all(|p| !first.contains(p)) && !d.has_changes(), "{first:?}, {second:?}");
+}
+
+/// A block of a directory that holds no entries any more, and that nobody asked for.
+#[test]
+fn a_directory_block_that_does_not_hold_stays_and_its_domain_goes_on() {
+    let memory = Arc::new(MemDevice::new(16384));
+    let device: Arc<dyn Device> = memory.clone();
+    let o = MkfsOptions { domains: Some(1), ..MkfsOptions::default() };
+    crate::mkfs::format(std::slice::from_ref(&device), &o).unwrap();
+    let options = || MountOptions { background: false, ..MountOptions::default() };
+    let v = Volume::mount(vec![device.clone()], options()).unwrap();
+    v.mkdir_path(b"d", 0o755, &Cred::root()).unwrap();
+    for n in 0..600 {
+        drop(open(&v, format!("d/a-name-that-is-not-short-{n}").as_bytes()));
+    }
+    v.unmount().unwrap();
+    let buckets = |v: &Volume| {
+        let c = v.mounted().cell(v.lookup(InodeNo::ROOT, b"d").unwrap().ino).unwrap();
+        let st = c.state.read();
+        let Body::Dir(b) = &st.body else { unreachable!("a directory") };
+        let blocks =
+            b.map.iter().flat_map(|e| (0..e.len).map(|k| (BlockAddr(e.addr.0 + u64::from(k)), e.lblk + u64::from(k))));
+        blocks.map(|(at, lblk)| (at, Owner { node: c.ino, lblk, ..Owner::default() })).collect::<Vec<_>>()
+    };
+    let v = Volume::mount(vec![device.clone()], options()).unwrap();
+    let all = buckets(&v);
+    assert!(all.len() > 2, "{all:?}");
+    let at = v.super_block().device[0].data_start.get() + all[1].0.0;
+    memory.write(at, &[0xee; 4096]).unwrap();
+    let d = v.mounted().domains.iter().next().unwrap();
+    assert_eq!(v.mounted().move_blocks(d, &all).unwrap(), all.len() as u64 - 1);
+    assert!(d.failed().is_none());
+    let after = buckets(&v);
+    assert_eq!(all.iter().filter(|(at, _)| after.iter().any(|(a, _)| a == at)).count(), 1, "it stays");
 }
 
 #[test]
