@@ -152,7 +152,7 @@ fn run(mounted: &MountedVolume, stop: &Stop, started: Instant, (t, n): (usize, u
             let work = || {
                 look_after(mounted, d, started, (due, early, is_quiet));
                 if d.keeps_journal() {
-                    tidies = tidies && !mounted.tidy(d, &mut quiet);
+                    tidies = tidies && !mounted.tidy(d);
                 }
             };
             // what it was at is half done; the others, and those who wait for this one, go on
@@ -198,7 +198,7 @@ fn look_after(mounted: &MountedVolume, d: &Arc<Domain>, started: Instant, (due, 
             let _ = d.write_excess_tables();
         }
         mounted.discard_freed(d);
-        let _ = mounted.clean_at_pace(d, false, started.elapsed());
+        let _ = mounted.own_work.in_domain(d, || mounted.clean_at_pace(d, false, started.elapsed()));
         return;
     }
     if due || early {
@@ -208,7 +208,7 @@ fn look_after(mounted: &MountedVolume, d: &Arc<Domain>, started: Instant, (due, 
         let _ = d.commit();
     }
     if due {
-        let _ = mounted.empty_sparse(d);
+        let _ = mounted.own_work.in_domain(d, || mounted.empty_sparse(d));
     }
     // a directory made and removed within one transaction leaves no trace in the journal
     if d.journal.used() * 16 > d.journal.blocks() * CHECKPOINT_SIXTEENTHS || d.quarantined_numbers() > QUARANTINED_MAX {
@@ -216,7 +216,7 @@ fn look_after(mounted: &MountedVolume, d: &Arc<Domain>, started: Instant, (due, 
         let _ = d.checkpoint();
     }
     mounted.discard_freed(d);
-    let _ = mounted.clean_at_pace(d, is_quiet, started.elapsed());
+    let _ = mounted.own_work.in_domain(d, || mounted.clean_at_pace(d, is_quiet, started.elapsed()));
 }
 
 /// What a thread of the background does again and again. After a panic it rests, and goes on: what it was at may have gone by then.

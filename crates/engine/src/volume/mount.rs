@@ -3,6 +3,7 @@
 use super::domains::Domains;
 use super::groups::Bat;
 use super::held::table::LookupCounts;
+use super::own_work::OwnWork;
 use super::siblings::Siblings;
 use super::{MountedVolume, Volume};
 use crate::cell::dentries::DentryCache;
@@ -163,6 +164,7 @@ fn open(
         emptying: Mutex::default(),
         becomes_smaller: AtomicBool::new(false),
         cleaner_share: Mutex::default(),
+        own_work: OwnWork::default(),
         drained: Default::default(),
         claim_end: AtomicU32::new(u32::MAX),
         pool: RwLock::new(None),

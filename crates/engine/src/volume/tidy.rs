@@ -26,40 +26,33 @@ const SPARE_OF_MANY: u64 = 2;
 /// Where groups of nobody's have more than this part of what a domain has, room is plenty: one that has too little takes one.
 const PLENTY_PART: u64 = 2;
 
-/// What a thread of the background saw of the volume when it last looked.
+/// What a thread of the background saw of the volume when it last looked, but for what all of them did themselves.
 #[derive(Debug, Default)]
 pub(super) struct Quiet {
-    misses: u64,
-    transactions: u64,
+    seen: (u64, u64),
     looks: u32,
 }
 
 impl Quiet {
     /// Looks: whether it has been quiet for long enough.
     pub fn look(&mut self, mounted: &MountedVolume) -> bool {
-        let was = (self.misses, self.transactions);
         let changed = mounted.domains.iter().any(|d| d.has_changes());
-        self.see(mounted);
-        let quiet = !changed && was == (self.misses, self.transactions);
+        // another thread of the background may be at work: what others do is seen by the next look
+        let Some(now) = mounted.own_work.others_in(&mounted.domains) else { return self.looks >= QUIET_LOOKS };
+        let was = std::mem::replace(&mut self.seen, now);
+        let quiet = !changed && was == self.seen;
         self.looks = if quiet { self.looks + 1 } else { 0 };
         self.looks >= QUIET_LOOKS
-    }
-
-    fn see(&mut self, mounted: &MountedVolume) {
-        self.misses = mounted.domains.iter().map(|d| d.memory.hits_and_misses().1).sum();
-        self.transactions = mounted.domains.iter().map(|d| d.running().0).sum();
     }
 }
 
 impl MountedVolume {
-    /// Moves a part of a file that lies in pieces, if there is one, and room is plenty; whether it did. What that changes does
-    /// not count as a change for who looks whether it is quiet. The next call goes on.
-    pub(super) fn tidy(&self, d: &Arc<Domain>, quiet: &mut Quiet) -> bool {
+    /// Moves a part of a file that lies in pieces, if there is one, and room is plenty; whether it did. The next call goes on.
+    pub(super) fn tidy(&self, d: &Arc<Domain>) -> bool {
         let Some((ino, from)) = d.in_pieces.lock().next() else { return false };
         let _spending = self.shared.spend(&d.budget);
-        let (how, moved) = self.tidy_file(d, ino, from);
+        let (how, moved) = self.own_work.in_domain(d, || self.tidy_file(d, ino, from));
         d.in_pieces.lock().done(ino, how);
-        quiet.see(self);
         moved
     }
 

@@ -58,7 +58,7 @@ fn mount(device: &Arc<dyn Device>) -> Volume {
 /// What the background does, so many times; how often it moved something.
 fn looks(v: &Volume, quiet: &mut Quiet, times: u32) -> u32 {
     let m = v.mounted();
-    (0..times).filter(|_| quiet.look(m) && m.domains.iter().any(|d| m.tidy(d, quiet))).count() as u32
+    (0..times).filter(|_| quiet.look(m) && m.domains.iter().any(|d| m.tidy(d))).count() as u32
 }
 
 #[test]
@@ -91,6 +91,37 @@ fn it_waits_until_nothing_goes_on_and_stops_when_something_does() {
         v.read(&f, b << 12, &mut got).unwrap();
         assert_eq!(got, [b as u8; 4096], "block {b}");
     }
+}
+
+/// Commits of the cleaner's, by whichever thread, are no use of the volume.
+#[test]
+fn it_goes_on_while_the_background_works() {
+    let (_device, v, ino) = made(128);
+    let (m, d) = (v.mounted(), v.mounted().domain_of(ino).unwrap());
+    let (mut quiet, mut another) = (Quiet::default(), Quiet::default());
+    let both = |quiet: &mut Quiet, another: &mut Quiet, times| {
+        (0..times).filter(|_| quiet.look(m) & another.look(m)).count() as u32
+    };
+    assert_eq!(both(&mut quiet, &mut another, QUIET_LOOKS), 0);
+    let touch = || {
+        v.create(
+            InodeNo::ROOT,
+            b"d",
+            &crate::NewNode { kind: FileKind::Dir, mode: 0o755, umask: 0, rdev: 0, target: b"" },
+            &Cred::root(),
+        )
+        .unwrap();
+        v.rmdir(InodeNo::ROOT, b"d").unwrap();
+        v.sync().unwrap();
+    };
+    assert_eq!(both(&mut quiet, &mut another, 1), 1);
+    m.own_work.in_domain(d, || {
+        assert!(quiet.look(m), "it is not known who does something");
+        touch();
+    });
+    assert_eq!(both(&mut quiet, &mut another, 5), 5, "the background's own");
+    touch();
+    assert_eq!(both(&mut quiet, &mut another, QUIET_LOOKS), 0, "somebody's");
 }
 
 #[test]
