@@ -78,8 +78,8 @@ def shown(volume):
     raise Failed(f"{volume.mnt} is not mounted")
 
 
-def crash(volume):
-    """Kills the daemon and mounts again: what was not durable is lost."""
+def crash(volume, *options):
+    """Kills the daemon and mounts again, with these options: what was not durable is lost."""
     volume.kill9()
     fslib.wait_for("the mount point to be dead", lambda: not volume.alive(), 10)
-    volume.mount()
+    volume.mount(*options)

@@ -3,10 +3,15 @@
 import ctypes
 import mmap
 import os
+import stat
 
 from fslib import Skipped
-from mount_tests.common import LIBC, check, daemon_only, must, root_only, same
+from mount_tests.common import LIBC, check, daemon_only, must, renameat2, root_only, same
+from mount_tests.flags import NOATIME, get_flags, set_flags
 from mount_tests.helpers import as_installed, crash, helpers_of, loop_device, refuses, shown, silent, small_volume
+
+EXCHANGE, WHITEOUT = 2, 4
+AT_FDCWD, AT_SYMLINK_FOLLOW = -100, 0x400
 
 
 @check
@@ -41,7 +46,7 @@ def options_reach_the_kernel(volume, _top):
 
 
 def change_names(top):
-    """Changes of names only; what they leave."""
+    """Changes of names only."""
     for name in ("dir", "gone"):
         (top / name).mkdir()
     for name in ("made", "old", "victim"):
@@ -54,7 +59,62 @@ def change_names(top):
     os.rmdir(top / "gone")
 
 
-NAMES = {"dir", "made", "symbolic", "fifo"}
+def one_change_each(a, b):
+    """Each kind of a change of names, in two directories of different domains, one after the other."""
+    return {
+        "open with O_CREAT": lambda: os.close(os.open(a / "made", os.O_CREAT | os.O_WRONLY, 0o644)),
+        "mknod of a file": lambda: os.mknod(a / "node", stat.S_IFREG | 0o600),
+        "mkfifo": lambda: os.mkfifo(b / "fifo"),
+        "mkdir": lambda: (a / "sub").mkdir(),
+        "symlink": lambda: os.symlink("made", b / "symbolic"),
+        "link": lambda: os.link(a / "made", b / "linked"),
+        "link of a file without a name": lambda: name_a_nameless(a, b / "named"),
+        "rename": lambda: os.rename(a / "made", a / "renamed"),
+        "rename to another directory": lambda: os.rename(a / "node", b / "node"),
+        "rename of a directory": lambda: os.rename(a / "sub", b / "sub"),
+        "rename back": lambda: os.rename(b / "sub", a / "sub"),
+        "rename that replaces": lambda: os.rename(a / "renamed", b / "fifo"),
+        "exchange": lambda: renameat2(a / "sub", b / "symbolic", EXCHANGE),
+        "rename that leaves a whiteout": lambda: renameat2(b / "node", a / "over", WHITEOUT),
+        "unlink of one of two names": lambda: os.unlink(b / "linked"),
+        "unlink of the last name": lambda: os.unlink(b / "named"),
+        "rmdir": lambda: os.rmdir(b / "symbolic"),
+    }
+
+
+def name_a_nameless(folder, name):
+    fd = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+    try:
+        # os.link does not follow the link in /proc
+        if LIBC.linkat(AT_FDCWD, f"/proc/self/fd/{fd}".encode(), AT_FDCWD, os.fsencode(name), AT_SYMLINK_FOLLOW):
+            raise OSError(ctypes.get_errno(), "linkat")
+    finally:
+        os.close(fd)
+
+
+def names_in(*folders):
+    """Type, number and links of everything, by name."""
+    all_of = (path for folder in folders for path in (folder, *folder.iterdir()))
+    found = ((path, os.lstat(path)) for path in all_of)
+    return {str(path): (stat.S_IFMT(a.st_mode), a.st_ino, a.st_nlink) for path, a in found}
+
+
+def each_is_durable(volume, option):
+    """Each change of names is the last one before a crash: nothing comes after it that would take it along."""
+    options = option, "commit=300"
+    volume.mount()
+    a, b = (volume.mnt / name for name in "ab")
+    a.mkdir()
+    b.mkdir()
+    volume.umount()
+    volume.mount(*options)
+    for what, change in one_change_each(a, b).items():
+        before = names_in(a, b)
+        change()
+        after = names_in(a, b)
+        must(after != before, f"{what}: nothing has changed")
+        crash(volume, *options)
+        same(names_in(a, b), after, f"after {what} on a mount with {option} and a crash: names")
 
 
 @check
@@ -62,17 +122,15 @@ def dirsync_is_durable_at_once(volume, _top):
     daemon_only(volume)
     root_only()
     with small_volume(volume) as v:
-        v.mount("dirsync", "commit=300")
-        # of its own: a commit for one name takes the others along
-        (v.mnt / "only").mkdir()
-        crash(v)
-        same(set(os.listdir(v.mnt)), {"only"}, "names after a crash")
-        v.umount()
-        v.mount("dirsync", "commit=300")
-        change_names(v.mnt)
-        crash(v)
-        same(set(os.listdir(v.mnt)), NAMES | {"only"}, "names after a crash")
-        same(set(os.listdir(v.mnt / "dir")), {"linked", "new"}, "names in the directory after a crash")
+        each_is_durable(v, "dirsync")
+
+
+@check
+def names_are_durable_at_once_with_sync(volume, _top):
+    daemon_only(volume)
+    root_only()
+    with small_volume(volume) as v:
+        each_is_durable(v, "sync")
 
 
 @check
@@ -93,8 +151,10 @@ def sync_is_durable_at_once(volume, _top):
     root_only()
     with small_volume(volume) as v:
         v.mount()
-        for name in ("mode", "attribute", "short", "room", "copy", "held", "open"):
+        content = "short", "room", "copy", "held", "open"
+        for name in ("mode", "owner", "times", "flags", "attribute", "without", *content):
             (v.mnt / name).write_bytes(b"before" * 1000)
+        os.setxattr(v.mnt / "without", "user.a", b"b")
         v.umount()
         v.mount("sync", "commit=300")
         last = [
@@ -106,13 +166,15 @@ def sync_is_durable_at_once(volume, _top):
             lambda: allocate(v.mnt / "room", 200_000),
             lambda: os.close(os.open(v.mnt / "open", os.O_WRONLY | os.O_TRUNC)),
             lambda: overwrite(v.mnt / "held", b"AFTER", 3000),
+            lambda: os.removexattr(v.mnt / "without", "user.a"),
+            lambda: os.chown(v.mnt / "owner", 12, 34),
+            lambda: os.utime(v.mnt / "times", ns=(10**18 + 1, 10**18 + 2)),
+            lambda: set_flags(v.mnt / "flags", NOATIME),
         ]
         # each as the last one before a crash: nothing comes after it that would take it along
         for step in last:
             step()
-            crash(v)
-            v.umount()
-            v.mount("sync", "commit=300")
+            crash(v, "sync", "commit=300")
         same((v.mnt / "written").read_bytes(), b"after" * 5000, "a write")
         same((v.mnt / "mode").stat().st_mode & 0o7777, 0o751, "chmod")
         same(os.getxattr(v.mnt / "attribute", "user.a"), b"b", "setxattr")
@@ -121,6 +183,11 @@ def sync_is_durable_at_once(volume, _top):
         same((v.mnt / "room").stat().st_size, 200_000, "fallocate")
         same((v.mnt / "open").stat().st_size, 0, "O_TRUNC")
         same((v.mnt / "held").read_bytes()[3000:3005], b"AFTER", "an overwrite")
+        same(os.listxattr(v.mnt / "without"), [], "removexattr")
+        owner, times = (v.mnt / "owner").stat(), (v.mnt / "times").stat()
+        same((owner.st_uid, owner.st_gid), (12, 34), "chown")
+        same((times.st_atime_ns, times.st_mtime_ns), (10**18 + 1, 10**18 + 2), "utimensat")
+        same(get_flags(v.mnt / "flags") & NOATIME, NOATIME, "flags")
 
 
 def copy(source, target):
