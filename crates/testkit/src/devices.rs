@@ -6,6 +6,7 @@
 
 use crate::resize::{holds, keeps, options, write};
 use crate::states::{Budget, CrashState, Log};
+use crate::torn::{ANY_COPY, SEGMENT_TABLE_COPY, nothing_but};
 use crate::walk::fsck;
 use braidfs::{Cred, MkfsOptions, OpenHow, Volume, mkfs};
 use braidfs_device::{Device, Event, MemDevice, PartDevice, Parted, RecordDevice};
@@ -85,11 +86,12 @@ fn look(all: &[Arc<dyn Device>; 2], what: Change, promised: Promised) -> Result<
     // the new device may hold nothing yet, the old one nothing any more
     let has_super = |d: &Arc<dyn Device>| braidfs::store::super_io::read_one(d).is_ok();
     let given = if has_super(&all[1]) { &all[..] } else { first };
-    let torn = |found: &String| found.lines().skip(1).all(|line| line.contains("checksum does not match"));
-    if let Err(found) = fsck(given)
-        && (what == Change::Add || !torn(&found))
-    {
-        return Err(found);
+    // who drains a device writes tables, who adds one does not
+    let adds = what == Change::Add;
+    if adds {
+        fsck(given)?
+    } else {
+        nothing_but(ANY_COPY, given)?
     }
     let v = Volume::mount(given.to_vec(), options()).map_err(text)?;
     let (has, one, both) = (bytes(&v), FIRST, FIRST + MORE);
@@ -119,7 +121,8 @@ fn look(all: &[Arc<dyn Device>; 2], what: Change, promised: Promised) -> Result<
         }
     }
     let members = if has == both { &all[..] } else { first };
-    fsck(members).or_else(|found| if torn(&found) { Ok(()) } else { Err(found) })?;
+    let used = if adds { fsck(members) } else { nothing_but(SEGMENT_TABLE_COPY, members) };
+    used.map_err(|e| format!("after a mount: {e}"))?;
     let v = Volume::mount(members.to_vec(), options()).map_err(text)?;
     there(&v)?;
     if is_old {

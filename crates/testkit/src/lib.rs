@@ -47,6 +47,7 @@ pub mod subject;
 pub mod tenant;
 pub mod tenant_changes;
 pub mod tenant_devices;
+mod torn;
 pub mod walk;
 
 /// A number from the environment, or `default`; the name of a test's knob is part of its documentation.

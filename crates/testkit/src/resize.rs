@@ -5,6 +5,7 @@
 
 use crate::small::{ROOT, create, relocated};
 use crate::states::{Budget, CrashState, Log, each};
+use crate::torn::{ANY_COPY, SEGMENT_TABLE_COPY, nothing_but};
 use crate::walk::fsck;
 use braidfs::{Cred, FileKind, MkfsOptions, MountOptions, NewSize, OpenHow, RenameMode, Volume, mkfs};
 use braidfs_device::{CutDevice, Device, Event, Keep, MemDevice, RecordDevice, SECTOR_BYTES};
@@ -109,23 +110,15 @@ fn pieces_hold(v: &Volume, sizes: &Sizes) -> Result<(), String> {
     (1..sizes.quarter).step_by(4).try_for_each(|n| piece_holds(v, &format!("other/q{n}"), n, MIB / 2))
 }
 
-/// The write that gives a group up may be torn: then the copy of the segment table that does not count stays damaged until the
-/// table is written again, which fsck tells and mends.
-fn only_torn_copies(found: String) -> Result<(), String> {
-    let torn = |line: &str| line.contains("segment table") && line.contains("checksum does not match");
-    if found.lines().skip(1).all(torn) { Ok(()) } else { Err(found) }
-}
-
 /// Looks at one state that a crash leaves; whether the volume has its old size there.
 fn look(images: Vec<MemDevice>, sizes: &Sizes, promised: Promised) -> Result<bool, String> {
     let devices: Vec<Arc<dyn Device>> = images.into_iter().map(|i| Arc::new(i) as Arc<dyn Device>).collect();
     let text = |e: braidfs::Error| e.to_string();
     // A checkpoint that was cut off may leave torn copies of tables, which the mount writes anew; a growth writes no tables.
-    let torn = |found: &String| found.lines().skip(1).all(|line| line.contains("checksum does not match"));
-    if let Err(found) = fsck(&devices)
-        && (sizes.new > sizes.old || !torn(&found))
-    {
-        return Err(found);
+    if sizes.new > sizes.old {
+        fsck(&devices)?
+    } else {
+        nothing_but(ANY_COPY, &devices)?
     }
     let v = Volume::mount(devices.clone(), options()).map_err(text)?;
     holds(&v, "before", 1)?;
@@ -143,7 +136,9 @@ fn look(images: Vec<MemDevice>, sizes: &Sizes, promised: Promised) -> Result<boo
     }
     let v = if sizes.new < sizes.old {
         v.unmount().map_err(text)?;
-        fsck(&devices).or_else(only_torn_copies).map_err(|e| format!("after a mount: {e}"))?;
+        // The write that gives a group up may be torn: then the copy of the segment table that does not count stays damaged until
+        // the table is written again, which fsck tells and mends.
+        nothing_but(SEGMENT_TABLE_COPY, &devices).map_err(|e| format!("after a mount: {e}"))?;
         Volume::mount(devices.clone(), options()).map_err(text)?
     } else {
         v
