@@ -44,7 +44,7 @@ impl RuntimeOptions {
         self.nodiratime.load(Relaxed)
     }
 
-    /// Whether times alone wait in memory, at this moment: [`MountOptions::lazytime`].
+    /// What was said, at this moment, of times that may wait in memory: [`MountOptions::lazytime`].
     pub fn lazytime(&self) -> bool {
         self.lazytime.load(Relaxed)
     }
@@ -69,7 +69,7 @@ impl RuntimeOptions {
         self.nodiratime.store(on, Relaxed);
     }
 
-    /// Changes [`Self::lazytime`] for operations that begin from now on.
+    /// Changes what [`Self::lazytime`] tells.
     pub fn set_lazytime(&self, on: bool) {
         self.lazytime.store(on, Relaxed);
     }

@@ -364,7 +364,8 @@ pub struct MountOptions {
     pub atime: AtimeMode,
     /// No access times of directories.
     pub nodiratime: bool,
-    /// Times that change alone may reach the disk late.
+    /// Accepted, and shown by [`crate::Volume::options_now`]; changes nothing: times are written with the
+    /// next commit, as without it.
     pub lazytime: bool,
     /// Memory for pages and cells, bytes; 0: a quarter of the machine's.
     pub cache_bytes: u64,

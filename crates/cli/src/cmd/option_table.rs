@@ -62,7 +62,12 @@ pub const TABLE: &[Row] = &[
         "When access times are updated; the default is relatime.",
     ),
     row(&["diratime", "nodiratime"], How::Both, Again::Changes, "Access times of directories, or none."),
-    row(&["lazytime", "nolazytime"], How::Both, Again::Changes, "Times that change alone may reach the disk late."),
+    row(
+        &["lazytime", "nolazytime"],
+        How::Both,
+        Again::Changes,
+        "Accepted and shown. Times are written with the next commit, as without it.",
+    ),
     row(
         &["sync", "async"],
         How::Both,
