@@ -25,6 +25,7 @@ pub mod crash;
 pub mod damage;
 pub mod defragment;
 pub mod devices;
+pub mod discards;
 pub mod full;
 pub mod generate;
 pub mod history;

@@ -4,8 +4,10 @@
 use braidfs::OpenHow;
 use braidfs::{Cred, Error, MkfsOptions, MountOptions, OpenFile, Remount, Volume, mkfs};
 use braidfs_device::{CountDevice, Device, Effect, FaultDevice, FileDevice, MemDevice, Op, OpenHow as DeviceHow, Rule};
+use braidfs_testkit::discards::{Seen, crashes_of_a_run};
 use braidfs_testkit::ops::fill;
 use braidfs_testkit::walk::fsck;
+use braidfs_testkit::{env_number, seed};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -201,6 +203,23 @@ fn beside_writers_in_an_image() {
 #[test]
 fn beside_writers_by_itself() {
     beside_writers(discards(10_240, Effect::Delay(Duration::from_millis(2))), 100, true);
+}
+
+/// Crashes of volumes that discard by themselves, and become read-only and writable again.
+#[test]
+fn a_crash_finds_what_was_synced_beside_discards_and_remounts() {
+    let (first, runs) = (seed(), env_number("BRAIDFS_DISCARD_RUNS", 2));
+    let mut all = Seen::default();
+    for n in 0..runs {
+        let seen = crashes_of_a_run(first + n, n % 2 == 1).unwrap();
+        println!("seed {}: {seen:?}", first + n);
+        all = Seen {
+            states: all.states + seen.states,
+            retired: all.retired + seen.retired,
+            discards: all.discards + seen.discards,
+        };
+    }
+    assert!(all.states > 100 && all.retired > 0 && all.discards > 0, "{all:?}");
 }
 
 #[test]

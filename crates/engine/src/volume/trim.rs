@@ -70,6 +70,13 @@ impl MountedVolume {
 }
 
 impl Volume {
+    /// Discards the segments that have become free, as the background does with the mount option `discard`. For tests.
+    #[doc(hidden)]
+    pub fn discard_freed(&self) {
+        let i = self.mounted();
+        i.domains.iter().for_each(|d| i.discard_freed(d));
+    }
+
     /// Discards free space (`fstrim`): every run of at least `min` bytes of blocks that are free, and were freed by nothing
     /// that a crash could undo, in the byte range `range` of the volume's blocks (`0 .. u64::MAX`: all). Bytes discarded.
     /// What is discarded reads as zeros or as anything. Safe beside all other operations; no run is longer than a segment
