@@ -133,7 +133,7 @@ crash: ## every crash workload, for hours; interrupt it, the same command goes o
 
 planted: ## does the crash explorer see bugs on purpose
 	$(CARGO) run --release -p braidfs-testkit --features planted-bugs --bin crash -- planted
-	$(HEAVY) --test planted --test planted_shared --test planted_pieces --test planted_bucket --test planted_clock --test planted_resize --test planted_scratch --test planted_moves --test planted_apart
+	$(HEAVY) --test planted --test planted_shared --test planted_pieces --test planted_bucket --test planted_clock --test planted_resize --test planted_scratch --test planted_moves --test planted_apart --test planted_sync
 
 mount: ## tests on a mounted volume (needs /dev/fuse, else it says so and skips)
 	@python3 scripts/test-mount.py

@@ -142,6 +142,8 @@ pub enum Bug {
     HomesOneDevice,
     /// A claim flushes the device of the group table alone before that tells of the group.
     ClaimOneDevice,
+    /// An fdatasync takes names that changed for times that changed, and leaves them out.
+    NamesForgotten,
 }
 
 impl Bug {
@@ -198,6 +200,7 @@ impl Bug {
         (Bug::SyncOneDevice, "sync-device", "fsync flushes the journal's device alone"),
         (Bug::HomesOneDevice, "homes-device", "checkpoint told of before tables on another device are durable"),
         (Bug::ClaimOneDevice, "claim-device", "a group claimed before its metadata on another device is durable"),
+        (Bug::NamesForgotten, "names", "fdatasync forgets that names changed"),
     ];
 }
 

@@ -12,6 +12,7 @@
 
 use crate::braid::frontier::Frontier;
 use crate::lazy::{Empty, Lazy};
+use crate::planted::{Bug, planted};
 use crate::types::*;
 use braidfs_format::inode::Tombstone;
 use std::num::NonZeroU64;
@@ -199,7 +200,9 @@ impl Durability {
     /// Names changed, with the newest version.
     pub fn operation_changes_names(&mut self) {
         self.linked_at = self.version;
-        self.data_at = self.version;
+        if !planted(Bug::NamesForgotten) {
+            self.data_at = self.version;
+        }
     }
 
     /// Recovery changed names. They are written by its own transaction: no fdatasync is asked for them.
