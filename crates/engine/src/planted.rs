@@ -144,6 +144,8 @@ pub enum Bug {
     ClaimOneDevice,
     /// An fdatasync takes names that changed for times that changed, and leaves them out.
     NamesForgotten,
+    /// A file lives by overwrites for ever, also after an fsync that wrote elsewhere.
+    LivesOn,
 }
 
 impl Bug {
@@ -201,6 +203,7 @@ impl Bug {
         (Bug::HomesOneDevice, "homes-device", "checkpoint told of before tables on another device are durable"),
         (Bug::ClaimOneDevice, "claim-device", "a group claimed before its metadata on another device is durable"),
         (Bug::NamesForgotten, "names", "fdatasync forgets that names changed"),
+        (Bug::LivesOn, "lives-on", "commits overwrite a file although its last fsync wrote elsewhere"),
     ];
 }
 

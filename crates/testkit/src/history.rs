@@ -6,6 +6,7 @@ use crate::run::{Setup, peek_clock};
 use crate::subject::Key;
 use braidfs::{DomainId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 
 /// A promise that an operation gave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +52,8 @@ pub struct Step {
     pub sync: Option<Synced>,
     /// The version that its promise is about: that after it, or with other threads the one that it began with.
     pub covers: usize,
+    /// An fsync that wrote an ordinary file elsewhere, since it had blocks that were new.
+    pub elsewhere: bool,
 }
 
 /// All operations since a moment when everything was durable. Version 0 is that moment, version `i` the state after
@@ -85,11 +88,11 @@ impl History {
         self.domains.insert(ino, domain);
     }
 
-    /// Adds a step.
-    pub fn push(&mut self, op: &Op, after: &Model, log: usize, sync: Option<Synced>) {
+    /// Adds a step. `elsewhere`: as [`Step::elsewhere`].
+    pub fn push(&mut self, op: &Op, after: &Model, log: usize, sync: Option<Synced>, elsewhere: bool) {
         let covers = self.steps.len() + 1;
         self.ended = peek_clock();
-        self.steps.push(Step { what: to_rust(op), after: after.clone(), log, sync, covers });
+        self.steps.push(Step { what: to_rust(op), after: after.clone(), log, sync, covers, elsewhere });
     }
 
     /// Adds a step of a thread; it began when there were `covers` steps.
@@ -103,7 +106,7 @@ impl History {
     ) {
         self.ended = self.ended.max(peek_clock());
         let what = format!("thread {thread}, since version {covers}: {}", to_rust(op));
-        self.steps.push(Step { what, after: after.clone(), log, sync, covers });
+        self.steps.push(Step { what, after: after.clone(), log, sync, covers, elsewhere: false });
     }
 
     /// The beginning of it, so many steps.
@@ -125,7 +128,8 @@ impl History {
         after.close_all();
         let covers = self.steps.len() + 1;
         self.ended = peek_clock();
-        self.steps.push(Step { what: "unmount".into(), after, log, sync: Some(Synced::All), covers });
+        let sync = Some(Synced::All);
+        self.steps.push(Step { what: "unmount".into(), after, log, sync, covers, elsewhere: false });
     }
 
     /// The steps so far, in their order.
@@ -143,11 +147,12 @@ impl History {
         self.steps.partition_point(|s| s.log <= upto)
     }
 
-    /// Names that the inode lost to inodes of other domains by renames: at which version, to whom. The rename is durable
-    /// with the newcomer, so that the victim may have the name again, whatever else happened to it since.
-    pub fn lost_names(&self, ino: Ino) -> Vec<(usize, &Link, Ino)> {
+    /// Names that the inode lost to inodes of other domains by renames, in versions after the first of these and up to the
+    /// last: at which version, to whom. The rename is durable with the newcomer, so that the victim may have the name again,
+    /// whatever else happened to it since.
+    pub fn lost_names(&self, ino: Ino, versions: RangeInclusive<usize>) -> Vec<(usize, &Link, Ino)> {
         let mut out = Vec::new();
-        for v in 1..=self.steps.len() {
+        for v in versions.start() + 1..=*versions.end() {
             let (before, after) = (self.version(v - 1), self.version(v));
             let (Some(old), Some(new)) = (before.shared(ino), after.shared(ino)) else { continue };
             if std::sync::Arc::ptr_eq(old, new) {
@@ -174,9 +179,9 @@ impl History {
         })
     }
 
-    /// Whether the inode was exchanged with one of another domain after version `since`.
-    pub fn exchanged(&self, ino: Ino, since: usize) -> bool {
-        (since + 1..=self.steps.len()).any(|v| {
+    /// Whether the inode was exchanged with one of another domain after the first of these versions, and up to the last.
+    pub fn exchanged(&self, ino: Ino, versions: RangeInclusive<usize>) -> bool {
+        (versions.start() + 1..=*versions.end()).any(|v| {
             let (before, after) = (self.version(v - 1), self.version(v));
             let (Some(old), Some(new)) = (before.shared(ino), after.shared(ino)) else { return false };
             let to = |m: &Model, l: &Link| m.node(l.0).and_then(|d| d.entries.get(&l.1)).copied();
@@ -188,10 +193,10 @@ impl History {
         })
     }
 
-    /// Whether an inode of another domain or one of `synced` had a name after this one.
-    pub fn replaced(&self, ino: Ino, synced: &BTreeSet<Ino>) -> bool {
+    /// Whether an inode of another domain or one of `synced` had a name after this one, in these versions.
+    pub fn replaced(&self, ino: Ino, synced: &BTreeSet<Ino>, mut versions: RangeInclusive<usize>) -> bool {
         let mut had: BTreeSet<&Link> = BTreeSet::new();
-        (0..=self.steps.len()).any(|v| {
+        versions.any(|v| {
             let m = self.version(v);
             had.extend(m.shared(ino).into_iter().flat_map(|n| &n.links));
             had.iter().any(|(dir, name)| {
@@ -202,10 +207,11 @@ impl History {
         })
     }
 
-    /// Names that the inode lost without getting another one for it: by an unlink, or to the inode of a rename.
-    pub fn removed_names(&self, ino: Ino) -> Vec<&Link> {
+    /// Names that the inode lost in versions after the first of these, and up to the last, without getting another one for it:
+    /// by an unlink, or to the inode of a rename.
+    pub fn removed_names(&self, ino: Ino, versions: RangeInclusive<usize>) -> Vec<&Link> {
         let mut out = Vec::new();
-        for v in 1..=self.steps.len() {
+        for v in versions.start() + 1..=*versions.end() {
             let (old, new) = (self.version(v - 1).shared(ino), self.version(v).shared(ino));
             let Some(old) = old else { continue };
             match new {

@@ -18,6 +18,7 @@ use crate::run::peek_clock;
 use crate::subject::Key;
 use crate::walk::{Seen, SeenNode, show};
 use braidfs::AtimeMode;
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -44,6 +45,8 @@ pub struct Oracle<'h> {
     whiteouts: Vec<(usize, Ino, Link, Ino)>,
     /// Whether the versions are in the order in which the volume did them.
     serial: bool,
+    /// Inodes that changed, and were judged with others of their domain.
+    together: Cell<u64>,
 }
 
 /// Versions that what is there of a domain fits.
@@ -83,6 +86,7 @@ impl<'h> Oracle<'h> {
             inos: history.keys.iter().map(|(i, k)| (*k, *i)).collect(),
             whiteouts: (1..=newest).filter_map(|v| history.whiteout(v).map(|(w, link, i)| (v, w, link, i))).collect(),
             serial,
+            together: Cell::new(0),
         };
         for step in history.steps().iter().take(completed) {
             match step.sync {
@@ -94,6 +98,11 @@ impl<'h> Oracle<'h> {
             }
         }
         o
+    }
+
+    /// How many inodes that changed since everything was synced were judged with the others of their domain, in all trees.
+    pub fn together(&self) -> u64 {
+        self.together.get()
     }
 
     /// Operations that had returned.
@@ -179,7 +188,7 @@ impl<'h> Oracle<'h> {
             let b = self.bound(ino);
             let from = b.data.min(b.attr).min(b.links);
             let states = self.states(ino, from);
-            let exchanged = self.history.exchanged(ino, b.links);
+            let exchanged = self.history.exchanged(ino, b.links..=self.newest);
             let named_at_bound = self.history.version(b.links).node(ino).is_some_and(|n| !n.links.is_empty());
             let dir = got.stat.kind == braidfs::FileKind::Dir;
 
@@ -217,11 +226,9 @@ impl<'h> Oracle<'h> {
             // Names that it may have got back, each with the version that lost it.
             let revived: Vec<(usize, Link)> = self
                 .history
-                .lost_names(ino)
+                .lost_names(ino, b.links..=self.newest)
                 .into_iter()
-                .filter(|(v, link, to)| {
-                    *v > b.links && *v <= self.newest && self.has_name(got, link) && self.before(seen, *to, *v)
-                })
+                .filter(|(v, link, to)| self.has_name(got, link) && self.before(seen, *to, *v))
                 .map(|(v, link, _)| (v, link.clone()))
                 .collect();
             // A victim may be back that was gone by then: as it was last, under those names alone.
@@ -277,10 +284,11 @@ impl<'h> Oracle<'h> {
         Ok(())
     }
 
-    /// Whether an fdatasync of the file was under way or is done: where it overwrites blocks, times may be older.
+    /// Whether an fdatasync of the file was under way or is done, and nothing has synced all since: where it overwrites blocks,
+    /// times may be older.
     fn datasynced(&self, ino: Ino) -> bool {
         let synced = |s: &Step| matches!(s.sync, Some(Synced::One { ino: i, data_only: true }) if i == ino);
-        self.history.overwrites && self.history.steps()[..self.newest].iter().any(synced)
+        self.history.overwrites && self.history.steps()[self.everything..self.newest].iter().any(synced)
     }
 
     /// Whether all but content and names is as of that version. A directory in which recovery mended a link has the time
@@ -326,13 +334,16 @@ impl<'h> Oracle<'h> {
             return true;
         }
         let of = |(p, n): &Link| Some((*self.history.keys.get(p)?, n.clone()));
+        let since = self.bound(ino).links;
         let want: BTreeSet<(Key, Vec<u8>)> = at.links.iter().filter_map(of).collect();
-        let removed: BTreeSet<(Key, Vec<u8>)> = self.history.removed_names(ino).into_iter().filter_map(of).collect();
+        let removed: BTreeSet<(Key, Vec<u8>)> =
+            self.history.removed_names(ino, since..=self.newest).into_iter().filter_map(of).collect();
         let back: BTreeSet<(Key, Vec<u8>)> = back.iter().filter_map(|l| of(l)).collect();
         // promised to another one since, which may have left it
         let given = |l: &&Link| {
             let of_promise = |v: &usize| self.history.version(*v).node(l.0).and_then(|d| d.entries.get(&l.1)).copied();
-            self.names.get(*l).is_some_and(|v| of_promise(v).is_some_and(|i| i != ino))
+            let after = |v: &&usize| **v > since;
+            self.names.get(*l).filter(after).is_some_and(|v| of_promise(v).is_some_and(|i| i != ino))
         };
         let given: BTreeSet<(Key, Vec<u8>)> = at.links.iter().filter(given).filter_map(of).collect();
         let have: BTreeSet<(Key, Vec<u8>)> = got.links.iter().filter(|l| !back.contains(*l)).cloned().collect();
@@ -351,11 +362,11 @@ impl<'h> Oracle<'h> {
             })
     }
 
-    /// Objects that may be newer than their domain's last transaction: those that were synced by themselves, and the
-    /// directories above them.
+    /// Objects that may be newer than their domain's last transaction: those that were synced by themselves since all was,
+    /// and the directories above them.
     fn rolled_forward(&self) -> BTreeSet<Ino> {
         let mut done = BTreeSet::new();
-        for step in self.history.steps().iter().take(self.newest) {
+        for step in &self.history.steps()[self.everything..self.newest] {
             let Some(Synced::One { ino, .. }) = step.sync else { continue };
             let mut todo = vec![ino];
             while let Some(at) = todo.pop() {
@@ -368,8 +379,8 @@ impl<'h> Oracle<'h> {
         done
     }
 
-    /// Everything of a domain that was not synced by itself is as of one version. Left out is what the contract leaves
-    /// out: what had a name before an inode of another domain (it may be back) or one that was synced (it may be gone),
+    /// Everything of a domain that was not synced by itself since all was is as of one version. Left out is what the contract
+    /// leaves out: what had a name before an inode of another domain (it may be back) or one that was synced (it may be gone),
     /// names of exchanged inodes, content that is overwritten in place.
     fn transactions(&self, seen: &Seen) -> Result<(), String> {
         if !self.serial {
@@ -384,12 +395,14 @@ impl<'h> Oracle<'h> {
             let (Some(key), Some(domain)) = (self.history.keys.get(&ino), self.history.domains.get(&ino)) else {
                 continue;
             };
-            if ino == model::ROOT || forward.contains(&ino) || self.history.replaced(ino, &forward) {
+            if ino == model::ROOT || forward.contains(&ino) || self.history.replaced(ino, &forward, from..=self.newest)
+            {
                 continue;
             }
             let got = seen.nodes.get(key);
             let states = self.states(ino, from);
-            let exchanged = self.history.exchanged(ino, 0);
+            let torn = got.map(|g| self.overwritten(ino, g, &states)).unwrap_or_default();
+            let exchanged = self.history.exchanged(ino, from..=self.newest);
             let gone = |(parent, name): &Link| {
                 let dir = self.history.keys.get(parent).and_then(|k| seen.nodes.get(k));
                 dir.is_none_or(|d| d.entries.contains_key(name))
@@ -399,13 +412,15 @@ impl<'h> Oracle<'h> {
                 (None, Some(n)) => n.links.iter().all(gone),
                 (Some(_), None) => false,
                 (Some(g), Some(n)) => {
+                    let torn = || torn.iter().any(|versions| versions.contains(&states[i].0));
                     !n.links.is_empty()
-                        && self.content(ino, &g.data, (i, n), &states, 0).is_ok()
+                        && (self.content(ino, &g.data, (i, n), &states, 0).is_ok() || torn())
                         && self.same_attributes(g, n)
                         && (exchanged || self.same_links(seen, ino, g, n, &[], false))
                 }
             };
             let fitting = may.entry(*domain).or_insert_with(|| Fitting::any(self.newest + 1 - from));
+            self.together.set(self.together.get() + u64::from(states.len() > 1));
             let mut of_this = Vec::new();
             for (i, (v, node)) in states.iter().enumerate() {
                 let until = states.get(i + 1).map_or(self.newest + 1, |(v, _)| *v);
@@ -576,18 +591,27 @@ mod tests {
     fn half_a_transaction_is_seen() {
         let base = base(Kind::ALL[0]).unwrap();
         let write = |path| Op::Write { at: At::Path(P(path)), off: 0, len: 4096, seed: 77 };
-        let ops = [write("A/f"), Op::SetMode { path: P("A/g"), mode: 0o600 }, Op::Sync];
-        let Recorded { log, history, .. } = recorded(&base, &ops, End::Crash, true).unwrap().unwrap();
-        let (old, new) = (tree(&log, &base, false), tree(&log, &base, true));
-        let under_way = Oracle::new(&history, 2);
-        under_way.judge(&old).unwrap();
-        under_way.judge(&new).unwrap();
-        // the change of the second file without that of the first
-        let mut half = old.clone();
-        let g = new.nodes.iter().find(|(_, n)| n.links.iter().any(|l| l.1 == b"g")).unwrap();
-        half.nodes.insert(*g.0, g.1.clone());
-        let why = under_way.judge(&half).unwrap_err();
-        assert!(why.contains("of no one version"), "{why}");
+        let mode = |mode| Op::SetMode { path: P("A/g"), mode };
+        let fsync = |path| Op::Fsync { at: At::Path(P(path)), data_only: false };
+        // what was synced by itself before all was is judged like everything
+        let before = [mode(0o640), fsync("A/g"), fsync("A/f"), Op::Sync];
+        let ops = [write("A/f"), mode(0o600), Op::Sync];
+        for before in [&before[..0], &before] {
+            let all = [before, &ops].concat();
+            let Recorded { log, history, marks, .. } = recorded(&base, &all, End::Crash, true).unwrap().unwrap();
+            let mut log_before = Log { initial: log.initial.clone(), events: log.events.clone() };
+            log_before.events.truncate(if before.is_empty() { 0 } else { marks[before.len() - 1] });
+            let (old, new) = (tree(&log_before, &base, true), tree(&log, &base, true));
+            let under_way = Oracle::new(&history, before.len() + 2);
+            under_way.judge(&old).unwrap();
+            under_way.judge(&new).unwrap();
+            // the change of the second file without that of the first
+            let mut half = old.clone();
+            let g = new.nodes.iter().find(|(_, n)| n.links.iter().any(|l| l.1 == b"g")).unwrap();
+            half.nodes.insert(*g.0, g.1.clone());
+            let why = under_way.judge(&half).unwrap_err();
+            assert!(why.contains("of no one version"), "{why}");
+        }
     }
 
     /// A new name that an fdatasync promised is there: what has the old one is not what the contract allows.

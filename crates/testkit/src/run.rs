@@ -13,7 +13,10 @@ use crate::quota;
 use crate::states::{self, CrashState, Log};
 use crate::subject::{Key, OnVolume, stat_of};
 use crate::walk::{ROOT_KEY, Seen, fsck, walk};
-use braidfs::{AtimeMode, DataMode, Error, MkfsOptions, MountOptions, Overwrite, Placement, Timestamp, Volume, mkfs};
+use braidfs::{
+    AtimeMode, DataMode, DomainId, Error, FileKind, MkfsOptions, MountOptions, Overwrite, Placement, Timestamp, Volume,
+    mkfs,
+};
 use braidfs_device::{BLOCK_BYTES, Device, Image, MemDevice, PartDevice, Parted, RecordDevice};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -318,6 +321,11 @@ fn inodes_of(model: &mut Model, open: &Slots<Model>, op: &Op) -> BTreeSet<Ino> {
     inos
 }
 
+/// How often a domain has committed since the mount.
+fn commits_of(vol: &Volume, domain: DomainId) -> u64 {
+    vol.domains().iter().filter(|d| d.domain == domain.0).map(|d| d.commits).sum()
+}
+
 /// Times of inodes of the model, from the volume.
 fn times_of<'a>(vol: &'a Volume, keys: &'a BTreeMap<Ino, Key>) -> impl FnMut(Ino) -> Result<Times, String> + 'a {
     |ino| {
@@ -397,6 +405,7 @@ impl Runner {
         if is_refused(op, &self.model, &self.on_model) {
             return Ok(());
         }
+        let unplaced = self.unplaced(op)?;
         let vol = self.vol.as_ref().ok_or("not mounted")?;
         let slots = &mut self.on_volume;
         let began = peek_clock();
@@ -444,9 +453,30 @@ impl Runner {
             (Err(_), _) => self.stats.errors += 1,
             _ => self.stats.moves += u64::from(full::moves_blocks(op)),
         }
+        // one that commits writes what is new in any case
+        let elsewhere = unplaced.is_some_and(|(domain, commits)| commits_of(vol, domain) == commits);
         self.check_times(op, began).map_err(|e| format!("{}: {e}", to_rust(op)))?;
-        self.history.push(op, &self.model, self.device.log_len(), sync);
+        self.history.push(op, &self.model, self.device.log_len(), sync, elsewhere);
         Ok(())
+    }
+
+    /// Where this is an fsync of an ordinary file with dirty pages that have no place yet: its domain, and how often that has
+    /// committed.
+    fn unplaced(&self, op: &Op) -> Result<Option<(DomainId, u64)>, String> {
+        let Some(Synced::One { ino, .. }) = Synced::by(op, &self.model, &self.on_model) else { return Ok(None) };
+        let (Some(key), Some(node)) = (self.keys.get(&ino), self.model.node(ino)) else { return Ok(None) };
+        // what is small may lie in the inode
+        let of_blocks = node.kind == FileKind::File && node.data.size() > BLOCK_BYTES as u64;
+        if !of_blocks || node.in_place() || !self.history.overwrites {
+            return Ok(None);
+        }
+        let vol = self.volume()?;
+        let extents = vol.extents(key.0).map_err(|e| format!("extents of {key:?}: {e}"))?;
+        if extents.iter().all(|e| e.place.is_some()) {
+            return Ok(None);
+        }
+        let domain = vol.domain_of(key.0).map_err(|e| format!("{key:?}: {e}"))?;
+        Ok(Some((domain, commits_of(vol, domain))))
     }
 
     /// What the operation, which began at `began`, changes has times of its own now, which the model learns; of what it

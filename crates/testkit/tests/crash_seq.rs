@@ -51,6 +51,7 @@ fn crashes_in_short_sequences() {
     let happened = [
         ("names changed beside each other", c.changed_beside.min(c.states_beside)),
         ("blocks moved", c.moved.min(c.states_moved)),
+        ("inodes judged with others of their domain", c.together),
         ("volumes used after recovery", c.deep),
         ("crashes inside recovery", c.crashed.min(c.second_images)),
         ("crashes inside fsck", c.checked_images),

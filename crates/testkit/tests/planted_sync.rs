@@ -1,4 +1,4 @@
-//! Bugs on purpose in what an fsync makes durable, each with a few operations that show it.
+//! Bugs on purpose in what an fsync makes durable and what commits do afterwards, each with a few operations that show it.
 #![cfg(feature = "planted-bugs")]
 
 use braidfs::RenameMode;
@@ -11,13 +11,29 @@ use braidfs_testkit::ops::{At, Op, P};
 
 /// Each with operations that show it.
 fn seen_by() -> Vec<(Bug, &'static str, Vec<Op>)> {
+    let f = At::Path(P("A/f"));
     let fsync = |path, data_only| Op::Fsync { at: At::Path(P(path)), data_only };
+    let overwrite = |seed| Op::Write { at: f, off: 0, len: 8000, seed };
+    let commit = || Op::Commit { path: P("A"), checkpoint: false };
     let renamed = |to| vec![Op::Rename { from: P("A/f"), to: P(to), mode: RenameMode::Replace }, fsync(to, true)];
     let linked = vec![Op::Link { from: P("A/f"), to: P("B/l") }, fsync("B/l", true)];
+    let lives = vec![
+        Op::Append { at: f, len: 9000, seed: 1 },
+        Op::Sync,
+        overwrite(2),
+        fsync("A/f", false),
+        // blocks that are new
+        Op::Append { at: f, len: 9000, seed: 3 },
+        fsync("A/f", false),
+        commit(),
+        overwrite(4),
+        commit(),
+    ];
     vec![
         (Bug::NamesForgotten, "a rename", renamed("A/r")),
         (Bug::NamesForgotten, "a rename to another directory", renamed("B/n")),
         (Bug::NamesForgotten, "a link", linked),
+        (Bug::LivesOn, "overwritten, then synced with blocks that are new", lives),
     ]
 }
 

@@ -110,7 +110,7 @@ impl Domain {
         // what the cleaner moves goes elsewhere
         let moved = f.cold && !planted(Bug::MoveForgotten);
         if !have_places(f) || !nocow && (moved || !self.overwriting_costs_less(f)) {
-            if f.dirty == Dirty::Overwritten {
+            if f.dirty == Dirty::Overwritten && !planted(Bug::LivesOn) {
                 f.dirty = Dirty::Ordinary;
             }
             return InPlace::No;

@@ -98,6 +98,10 @@ pub struct Counts {
     /// Crash states of workloads that did so.
     #[serde(default)]
     pub states_moved: u64,
+    /// Inodes that changed since everything was synced and were judged with the others of their domain: each once for each
+    /// tree that was judged.
+    #[serde(default)]
+    pub together: u64,
 }
 
 impl Counts {
@@ -120,6 +124,7 @@ impl Counts {
         self.states_beside += o.states_beside;
         self.moved += o.moved;
         self.states_moved += o.states_moved;
+        self.together += o.together;
     }
 
     /// These are of a workload that changed `beside` names with their directory locked for reading, and moved so many blocks.

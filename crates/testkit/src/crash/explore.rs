@@ -141,6 +141,7 @@ impl Report {
          {} crashes left an image that there was before\n\
          {} states of workloads that changed {} names with the directory locked for reading\n\
          {} states of workloads that moved {} blocks to make files whole\n\
+         {} times an inode that had changed was judged with the others of its domain\n\
          {} failing states",
             self.workloads,
             self.void,
@@ -161,6 +162,7 @@ impl Report {
             c.changed_beside,
             c.states_moved,
             c.moved,
+            c.together,
             c.failing
         )
     }
@@ -301,7 +303,9 @@ pub fn judge_log(
         let completed = history.completed(upto);
         oracles[completed].get_or_init(|| Oracle::new(history, completed))
     };
-    checker.check(log, &points, &Level { judge: &judge, expect: None })
+    let result = checker.check(log, &points, &Level { judge: &judge, expect: None });
+    checker.counts.together += oracles.iter().filter_map(OnceCell::get).map(Oracle::together).sum::<u64>();
+    result
 }
 
 /// At most `most` of the points, at random.

@@ -44,7 +44,7 @@ const WORKLOADS: [(Part, u64); 13] = [
 ];
 
 /// Where bugs are seen that most workloads do not see: these are run first. Where they moved, the others come after them.
-const SEEN_BY: [(Bug, Part, std::ops::Range<u64>); 23] = [
+const SEEN_BY: [(Bug, Part, std::ops::Range<u64>); 24] = [
     (Bug::LeaverForgotten, Part::One, 0..60),
     (Bug::FlushUnderWayTaken, Part::Threads, 0..1000),
     (Bug::HelperForgotten, Part::Threads, 0..1000),
@@ -68,6 +68,7 @@ const SEEN_BY: [(Bug, Part, std::ops::Range<u64>); 23] = [
     (Bug::HomesOneDevice, Part::OneApart, 0..360),
     (Bug::ClaimOneDevice, Part::GroupsApart, 0..54),
     (Bug::NamesForgotten, Part::One, 0..360),
+    (Bug::LivesOn, Part::Hard, 432..444),
 ];
 
 /// Removes the bug also after a panic.

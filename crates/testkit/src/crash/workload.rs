@@ -760,5 +760,21 @@ pub fn hard() -> Vec<(&'static str, Vec<Op>)> {
                 fsync("A/g"),
             ],
         ),
+        (
+            "lives by overwrites until an fsync brings new blocks",
+            vec![
+                append("A/f", 9000, 104),
+                Op::Sync,
+                write(P("A/f"), 0, 4096, 105),
+                fsync("A/f"),
+                append("A/f", 9000, 106),
+                fsync("A/f"),
+                commit(),
+                write(P("A/f"), 100, 8000, 107),
+                commit(),
+                write(P("A/f"), 0, 9000, 108),
+                fsync("A/f"),
+            ],
+        ),
     ]
 }

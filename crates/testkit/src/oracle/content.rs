@@ -60,14 +60,28 @@ impl Oracle<'_> {
         under_way.iter().any(|s| syncs(s, ino))
     }
 
+    /// Whether commits may overwrite the file: an fsync that was done may have, and none after it wrote elsewhere.
+    fn lives_by_overwrites(&self, ino: Ino) -> bool {
+        let before = &self.history.steps()[..self.completed.min(self.newest)];
+        let state = |v: usize| self.history.version(v).shared(ino);
+        let (mut lives, mut last) = (false, state(0));
+        for (i, step) in before.iter().enumerate().filter(|(_, s)| syncs(s, ino)) {
+            // one that has nothing to write leaves it as it is; beside other threads it may write what comes behind it here
+            let now = state(i + 1);
+            let writes = !self.serial || !matches!((last, now), (Some(a), Some(b)) if Arc::ptr_eq(a, b));
+            lives = !step.elsewhere && (lives || writes);
+            last = now;
+        }
+        lives
+    }
+
     /// Where an fsync of the file was under way that may overwrite blocks: the content may be that of an earlier version,
     /// with some blocks, or sectors of them, as of the later one that was synced, and of any version between them all the
-    /// rest (times, since nothing else may differ, nor which blocks there are). Where one was before, the file lives by
-    /// overwrites: whatever a commit wrote since may be there in part, so that sectors are of any of these versions. The
-    /// ranges of versions with which what is there can be explained so.
+    /// rest (times, since nothing else may differ, nor which blocks there are). Where the file lives by overwrites, whatever a
+    /// commit wrote since may be there in part, so that sectors are of any of these versions. The ranges of versions with
+    /// which what is there can be explained so.
     pub(super) fn overwritten(&self, ino: Ino, got: &SeenNode, states: &States<'_>) -> Vec<RangeInclusive<usize>> {
-        let before = &self.history.steps()[..self.completed.min(self.newest)];
-        let commits = before.iter().any(|s| syncs(s, ino));
+        let commits = self.lives_by_overwrites(ino);
         if !self.history.overwrites || !(commits || self.sync_under_way(ino)) {
             return Vec::new();
         }
