@@ -24,6 +24,9 @@ use std::sync::Arc;
 
 mod content;
 
+/// Begins what the judge says of a tree that the contract does not allow.
+pub const NOT_ALLOWED: &str = "not allowed by the contract";
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Bounds {
     data: usize,
@@ -177,7 +180,7 @@ impl<'h> Oracle<'h> {
             .and_then(|()| self.all_names(seen))
             .and_then(|()| self.whole_renames(seen))
             .and_then(|()| self.transactions(seen))
-            .map_err(|e| format!("not allowed by the contract: {e}{}", self.history.story(self.completed)))
+            .map_err(|e| format!("{NOT_ALLOWED}: {e}{}", self.history.story(self.completed)))
     }
 
     /// Every object that is there is one that was, as of one version.

@@ -14,7 +14,10 @@ fn bugs_of_moves_are_seen() {
         plant(None);
         match seen {
             Ok(states) => panic!("{bug:?} was not seen in {states:?}"),
-            Err(why) => println!("{bug:?}: {why}"),
+            Err(why) => {
+                assert!(why.contains("crash after event"), "{bug:?}, before any crash: {why}");
+                println!("{bug:?}: {why}");
+            }
         }
     }
 }

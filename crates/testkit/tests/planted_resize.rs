@@ -7,6 +7,13 @@ use braidfs_testkit::add_domain::every_crash_of_an_addition;
 use braidfs_testkit::devices::{Change, every_crash_of_a_device};
 use braidfs_testkit::resize::every_crash_of_a_growth;
 
+/// A crash state fails: not what was done before it.
+fn seen_by_a_crash<T>(bug: Bug, seen: Result<T, String>) {
+    let Err(why) = seen else { panic!("{bug:?} was not seen") };
+    assert!(why.contains("crash after event"), "{bug:?}, before any crash: {why}");
+    println!("{bug:?}: {why}");
+}
+
 // one test: a planted bug is one of the whole process
 #[test]
 fn a_size_told_before_the_group_table_is_durable_is_seen() {
@@ -14,8 +21,7 @@ fn a_size_told_before_the_group_table_is_durable_is_seen() {
     plant(Some(Bug::SizeEarly));
     let seen = every_crash_of_a_growth(1);
     plant(None);
-    let why = seen.expect_err("the bug was not seen");
-    println!("{why}");
+    seen_by_a_crash(Bug::SizeEarly, seen);
     domain_counted_early();
     device_told_of_early();
 }
@@ -26,8 +32,7 @@ fn device_told_of_early() {
         plant(Some(bug));
         let seen = every_crash_of_a_device(what);
         plant(None);
-        let why = seen.expect_err("the bug was not seen");
-        println!("{bug:?}: {why}");
+        seen_by_a_crash(bug, seen);
     }
 }
 
@@ -36,6 +41,5 @@ fn domain_counted_early() {
     plant(Some(Bug::DomainEarly));
     let seen = every_crash_of_an_addition();
     plant(None);
-    let why = seen.expect_err("the bug was not seen");
-    println!("{why}");
+    seen_by_a_crash(Bug::DomainEarly, seen);
 }

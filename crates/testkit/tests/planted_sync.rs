@@ -3,7 +3,7 @@
 
 use braidfs::RenameMode;
 use braidfs::planted::{Bug, plant};
-use braidfs_testkit::crash::check::{Checker, Depth, Failure};
+use braidfs_testkit::crash::check::{Checker, Class, Depth, Failure};
 use braidfs_testkit::crash::explore::{Limits, sequence};
 use braidfs_testkit::crash::plan::End;
 use braidfs_testkit::crash::workload::{Kind, base};
@@ -58,6 +58,6 @@ fn the_judge_sees_what_an_fsync_leaves_out() {
         assert!(sound.is_none(), "{what}, without a bug: {sound:?}");
         let Some(seen) = seen else { panic!("{bug:?} was not seen: {what}") };
         println!("{bug:?}, {what}: {seen}");
-        assert!(seen.crash.is_some(), "{bug:?}, {what}, before any crash: {seen}");
+        assert_eq!(seen.class(), Class::Contract, "{bug:?}, {what}: {seen}");
     }
 }

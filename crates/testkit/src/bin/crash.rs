@@ -262,15 +262,19 @@ fn planted(plan: &Plan, bases: &[Base], a: &Args) -> Result<bool, String> {
     let mut all = Vec::new();
     for bug in bugs {
         let found = hunt(plan, bases, bug, a.table);
+        let first = match &found.first {
+            Some((class, why)) => format!("seen by {}: {why}", class.name()),
+            None if found.live > 0 => format!("NOT FOUND in a crash state; {} workloads fail before any", found.live),
+            None => "NOT FOUND".into(),
+        };
         println!(
-            "{:16} {:6.1} s, {} of {} crash states, {} of {} workloads: {}",
+            "{:16} {:6.1} s, {} of {} crash states, {} of {} workloads: {first}",
             found.name,
             found.time.as_secs_f64(),
             found.counts.failing,
             found.counts.states(),
             found.workloads.1,
             found.workloads.0,
-            found.first.as_deref().unwrap_or("NOT FOUND")
         );
         all.push(found);
     }

@@ -7,7 +7,7 @@
 
 use super::tree::ReadTree;
 use crate::late::{Durable, ImageHash, Late};
-use crate::oracle::Oracle;
+use crate::oracle::{NOT_ALLOWED, Oracle};
 use crate::quota;
 use crate::run::{Setup, guarded, mount, set_clock};
 use crate::states::{Budget, CrashState, Log, each};
@@ -158,6 +158,56 @@ pub struct Failure {
     pub why: String,
 }
 
+/// Who saw that something is not as it must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Class {
+    /// The workload itself, before any crash: a panic, an error, or an answer that is not the model's.
+    Live,
+    /// A panic in a recovery, or in what followed.
+    Panic,
+    /// The judge of the contract.
+    Contract,
+    /// A comparison of two recoveries of one crash state, or of a recovery and the mount behind it.
+    Same,
+    /// fsck.
+    Fsck,
+    /// The mount.
+    Mount,
+    /// Who reads or uses the recovered volume.
+    Use,
+}
+
+impl Class {
+    /// A word or two for tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Live => "the workload",
+            Self::Panic => "a panic",
+            Self::Contract => "the judge",
+            Self::Same => "a comparison",
+            Self::Fsck => "fsck",
+            Self::Mount => "the mount",
+            Self::Use => "use",
+        }
+    }
+}
+
+impl Failure {
+    /// Who saw it.
+    pub fn class(&self) -> Class {
+        let says = |text| self.why.contains(text);
+        match () {
+            () if self.crash.is_none() => Class::Live,
+            () if says("panic: ") => Class::Panic,
+            () if says(NOT_ALLOWED) => Class::Contract,
+            () if says("something else") => Class::Same,
+            () if says("fsck") => Class::Fsck,
+            () if says("mount: ") => Class::Mount,
+            () => Class::Use,
+        }
+    }
+}
+
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.crash {
@@ -218,7 +268,7 @@ fn deep(vol: Volume, devices: &[Arc<dyn Device>], setup: &Setup, seen: &Seen, co
     vol.sync().map_err(|e| format!("sync after recovery: {e}"))?;
     let space = vol.statfs();
     vol.unmount().map_err(|e| format!("unmount after recovery: {e}"))?;
-    fsck(devices).map_err(|e| format!("after recovery and unmount: {e}"))?;
+    fsck(devices).map_err(|e| format!("fsck after recovery and unmount: {e}"))?;
     let vol = mount(devices, setup).map_err(|e| format!("second mount: {e}"))?;
     let again = walk(&vol).map_err(|e| format!("after the second mount: {e}"))?;
     quota::holds(&vol, setup).map_err(|e| format!("after the second mount: {e}"))?;
@@ -235,7 +285,7 @@ fn deep(vol: Volume, devices: &[Arc<dyn Device>], setup: &Setup, seen: &Seen, co
 /// As at a boot: fsck looks at what the crash left, finds nothing but copies that it tore, mends those, and a mount then shows what
 /// one without fsck does.
 fn fsck_first(devices: &[Arc<dyn Device>], setup: &Setup, seen: &Seen) -> Result<(), String> {
-    let found = repair(devices).map_err(|e| format!("before a mount: {e}"))?;
+    let found = repair(devices).map_err(|e| format!("fsck before a mount: {e}"))?;
     if let Some((code, why)) = found.iter().find(|(code, _)| !is_of_a_copy(*code)) {
         return Err(format!("fsck of the crash state finds {code}: {why}"));
     }
