@@ -35,6 +35,20 @@ impl Blocks {
         self.runs == other.runs
     }
 
+    /// Whether each page that has a block there has the same here; others may have one here.
+    pub fn keeps(&self, other: &Self) -> bool {
+        other.runs.iter().all(|(first, (end, n))| {
+            let mut at = *first;
+            while at < *end {
+                match self.runs.range(..=at).next_back() {
+                    Some((_, (to, m))) if at < *to && m == n => at = *to,
+                    _ => return false,
+                }
+            }
+            true
+        })
+    }
+
     /// A range of bytes is written.
     pub fn write(&mut self, offset: u64, len: u64) {
         if len == 0 {
@@ -156,6 +170,12 @@ mod tests {
                 }
             }
             assert!((0..200).all(|p| b.block(p) == want.get(&p).copied()), "{b:?}, not {want:?}");
+            let (mut more, mut less) = (b.clone(), b.clone());
+            more.write(off, len);
+            less.zero(off, off + len, 20 * page);
+            assert!(more.keeps(&b) && b.keeps(&less));
+            assert_eq!(b.keeps(&more), more.same(&b));
+            assert_eq!(less.keeps(&b), less.same(&b));
         }
         assert!(b.same(&b.clone()) && !b.same(&Blocks::default()));
         assert_eq!(Blocks::of_unknown(page + 1).block(1), Some(0));

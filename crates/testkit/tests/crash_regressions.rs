@@ -346,3 +346,28 @@ fn a_torn_table_takes_no_room_of_the_replay_in_fsck() {
     check(On::Kind(Kind::ALL[0]), End::Unmount, &ops);
     check(On::Kind(Kind::ALL[1]), End::Crash, &ops);
 }
+
+// the commit overwrites a block of a file that lives by overwrites, and gives a hole of it a place (found by a run of threads): the
+// first is there before the transaction, as the contract has it, and the judge wanted both or none
+#[test]
+fn overwritten_by_a_commit_that_fills_a_hole_of_the_file() {
+    let write = |off, len, seed| Op::Write { at: At::Path(P("A/n")), off, len, seed };
+    let commit = || Op::Commit { path: P("A/n"), checkpoint: false };
+    let fsync = || Op::Fsync { at: At::Path(P("A/n")), data_only: false };
+    for kind in [Kind::ALL[0], Kind::ALL[2]] {
+        check(
+            On::Kind(kind),
+            End::Crash,
+            &[
+                Op::Create { path: P("A/n"), kind: FileKind::File, mode: 0o644 },
+                write(12_288, 125, 1),
+                write(0, 4096, 2),
+                Op::Sync,
+                write(0, 4096, 3),
+                fsync(),
+                write(445, 6643, 4),
+                commit(),
+            ],
+        );
+    }
+}

@@ -78,8 +78,8 @@ impl Oracle<'_> {
     /// Where an fsync of the file was under way that may overwrite blocks: the content may be that of an earlier version,
     /// with some blocks, or sectors of them, as of the later one that was synced, and of any version between them all the
     /// rest (times, since nothing else may differ, nor which blocks there are). Where the file lives by overwrites, whatever a
-    /// commit wrote since may be there in part, so that sectors are of any of these versions. The ranges of versions with
-    /// which what is there can be explained so.
+    /// commit wrote since may be there in part, so that sectors are of any of these versions; also where the same commit gives
+    /// holes a place, which come with it. The ranges of versions with which what is there can be explained so.
     pub(super) fn overwritten(&self, ino: Ino, got: &SeenNode, states: &States<'_>) -> Vec<RangeInclusive<usize>> {
         let commits = self.lives_by_overwrites(ino);
         if !self.history.overwrites || !(commits || self.sync_under_way(ino)) {
@@ -88,16 +88,24 @@ impl Oracle<'_> {
         let mut out = Vec::new();
         for (i, (from, old)) in states.iter().enumerate() {
             let Some(old) = old.filter(|n| !n.in_place()) else { continue };
-            let mut versions = vec![&old.data];
+            let (mut versions, mut last) = (vec![&**old], *from);
             for (to, new) in &states[i + 1..] {
-                let same = |n: &&Arc<Node>| same_but_content(old, n) && n.blocks.same(&old.blocks);
+                let same = |n: &&Arc<Node>| same_but_content(old, n) && n.blocks.keeps(&old.blocks);
                 let Some(new) = new.filter(same) else { break };
+                let placed = new.blocks.same(&old.blocks);
                 if !commits {
+                    if !placed {
+                        break;
+                    }
                     versions.truncate(1);
                 }
-                versions.push(&new.data);
+                // what is of a version with other blocks has these, too
+                if placed && versions.iter().all(|n| n.blocks.same(&old.blocks)) {
+                    last = *to;
+                }
+                versions.push(new);
                 if mixed(&got.data, &versions).is_ok() {
-                    out.push(*from..=*to);
+                    out.push(*from..=last);
                 }
             }
         }
@@ -117,13 +125,18 @@ fn syncs(s: &Step, ino: Ino) -> bool {
     matches!(s.sync, Some(Synced::One { ino: i, .. }) if i == ino)
 }
 
-/// Content overwritten in place: every sector is one of the versions', which have its size.
-fn mixed(got: &Sparse, versions: &[&Sparse]) -> Result<(), String> {
-    if !versions.iter().any(|v| v.size() == got.size()) {
+/// Content overwritten in place: every sector is one of the versions', which have its size. Of what has no block in the first of
+/// them it is that one's.
+fn mixed(got: &Sparse, versions: &[&Node]) -> Result<(), String> {
+    if !versions.iter().any(|n| n.data.size() == got.size()) {
         return Err(format!("size {} of no version", got.size()));
     }
-    let pages: BTreeSet<u64> = versions.iter().flat_map(|v| v.pages()).chain(got.pages()).collect();
-    pages.into_iter().try_for_each(|page| sectors_of(got, versions, page))
+    let pages: BTreeSet<u64> = versions.iter().flat_map(|n| n.data.pages()).chain(got.pages()).collect();
+    pages.into_iter().try_for_each(|page| {
+        let has = |n: &&&Node| n.blocks.block(page) == versions[0].blocks.block(page);
+        let of: Vec<&Sparse> = versions.iter().filter(has).map(|n| &n.data).collect();
+        sectors_of(got, &of, page)
+    })
 }
 
 /// Every sector of a page, as far as the file reaches, is one of the versions'.
