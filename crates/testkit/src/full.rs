@@ -29,13 +29,13 @@ impl Kind {
     /// Of an operation.
     pub fn of(op: &Op) -> Self {
         match op {
-            Op::Write { .. } | Op::Append { .. } | Op::CopyRange { .. } => Self::Write,
+            Op::Write { .. } | Op::WriteBack { .. } | Op::Append { .. } | Op::CopyRange { .. } => Self::Write,
             Op::Fallocate { mode: FallocMode::PunchHole, .. } => Self::Free,
             Op::Fallocate { .. } => Self::Reserve,
             Op::Create { .. } | Op::Symlink { .. } | Op::Link { .. } | Op::Rename { .. } => Self::Name,
             Op::Tmpfile { .. } | Op::LinkSlot { .. } => Self::Name,
             Op::SetMode { .. } | Op::SetOwner { .. } | Op::SetMtime { .. } | Op::SetXattr { .. } => Self::Attribute,
-            Op::Truncate { .. } => Self::Attribute,
+            Op::Truncate { .. } | Op::SetAttr { .. } => Self::Attribute,
             Op::Unlink { .. } | Op::Rmdir { .. } | Op::RemoveXattr { .. } => Self::Free,
             _ => Self::Never,
         }
@@ -106,6 +106,7 @@ fn names(op: &Op) -> (Vec<P>, Option<u8>) {
     };
     match *op {
         Op::Write { at, .. } | Op::Append { at, .. } | Op::Truncate { at, .. } | Op::Fallocate { at, .. } => of(at),
+        Op::WriteBack { at, .. } | Op::SetAttr { at, .. } => of(at),
         Op::Link { from, to } | Op::Rename { from, to, .. } | Op::CopyRange { from, to, .. } => (vec![from, to], None),
         Op::Create { path, .. } | Op::Symlink { path, .. } | Op::Unlink { path } | Op::Rmdir { path } => {
             (vec![path], None)
@@ -131,7 +132,7 @@ fn concerned(vol: &Volume, slots: &Slots<OnVolume<'_>>, op: &Op) -> Vec<InodeNo>
 fn asked(op: &Op) -> u64 {
     let pages = |off: u64, len: u64| (off % PAGE as u64 + len).div_ceil(PAGE as u64);
     match *op {
-        Op::Write { off, len, .. } => pages(off, len.into()),
+        Op::Write { off, len, .. } | Op::WriteBack { off, len, .. } => pages(off, len.into()),
         // wherever it begins
         Op::Append { len, .. } => pages(PAGE as u64 - 1, len.into()),
         Op::CopyRange { to_off, len, .. } => pages(to_off, len),

@@ -4,9 +4,10 @@
 //! so that most operations succeed. The tree stays at about a hundred objects.
 
 use crate::model::{Ino, Model};
-use crate::ops::{At, Op, P, SLOTS};
+use crate::ops::{At, Op, P, SLOTS, SyncWay};
 use braidfs::format::inode::{APPEND, IMMUTABLE, NOATIME, NOCOW};
-use braidfs::{FallocMode, FileKind, RenameMode, XattrMode};
+use braidfs::{FallocMode, FileKind, RenameMode, SetAttr, SetTime, Timestamp, XattrMode};
+use std::collections::VecDeque;
 
 /// What to generate.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +33,9 @@ pub struct Profile {
     pub whiteouts: bool,
     /// Many writes are of whole or part blocks that are there, with an fsync at once; the cleaner works now and then.
     pub rewrites: bool,
+    /// Half of the writes are a kernel's of pages that it had cached, which tells their times by themselves, before or after;
+    /// several attributes are set at once; and files are synced by each of the calls for that.
+    pub write_back: bool,
 }
 
 impl Default for Profile {
@@ -47,6 +51,7 @@ impl Default for Profile {
             flags: false,
             whiteouts: false,
             rewrites: false,
+            write_back: false,
         }
     }
 }
@@ -60,7 +65,7 @@ pub struct Generator {
     profile: Profile,
     writes: u32,
     /// What comes next.
-    then: Option<Op>,
+    then: VecDeque<Op>,
     /// What a flag guards, and how many operations more.
     guarded: Option<(P, u32)>,
     /// Directory below which everything happens (of a thread of its own); empty: the root.
@@ -73,7 +78,7 @@ impl Generator {
         Self {
             rng: fastrand::Rng::with_seed(seed),
             profile,
-            then: None,
+            then: VecDeque::new(),
             guarded: None,
             writes: (seed as u32) << 20,
             top: P(""),
@@ -188,7 +193,7 @@ impl Generator {
 
     /// The next operation on a file system that equals `model`.
     pub fn next(&mut self, model: &Model) -> Op {
-        if let Some(op) = self.then.take() {
+        if let Some(op) = self.then.pop_front() {
             return op;
         }
         let t = &self.tree(model);
@@ -207,7 +212,7 @@ impl Generator {
                     0 => At::Path(self.dir(t)),
                     _ => self.at(t),
                 };
-                return Op::Fsync { at, data_only: self.rng.u8(..4) == 0 };
+                return self.fsync(at);
             }
             n if n < syncs + syncs / 5 => return Op::Sync,
             n if n < syncs + syncs / 5 + self.profile.commits => {
@@ -284,10 +289,80 @@ impl Generator {
         }
     }
 
+    /// An fsync; of those that write back by any of the calls for it.
+    fn fsync(&mut self, at: At) -> Op {
+        let data_only = self.rng.u8(..4) == 0;
+        if !self.profile.write_back || self.rng.bool() {
+            return Op::Fsync { at, data_only };
+        }
+        // as the other one does it
+        Op::FsyncAs { at, data_only, way: if data_only { SyncWay::Alone } else { SyncWay::Together } }
+    }
+
+    /// A time of a kernel's clock: near those of the tests' clock, now and then one of them.
+    fn time(&mut self) -> Option<SetTime> {
+        let at = Timestamp { sec: 1_700_000_000 + self.rng.i64(0..1100), nsec: self.rng.u32(..250) * 4_000_000 };
+        Some(SetTime::At(at))
+    }
+
+    /// What a kernel with a writeback cache does of a write: pages, their times by themselves, often a sync.
+    fn write_back(&mut self, at: At) -> Op {
+        let (off, len) = match self.rng.u8(..4) {
+            0 => (self.rng.u64(..4) * 4096, 4096),
+            1 => (self.rng.u64(..9000), self.rng.u32(1..5000)),
+            _ => (self.offset(), self.len()),
+        };
+        let write = Op::WriteBack { at, off, len, seed: self.seed() };
+        let time = self.time();
+        let set = SetAttr { mtime: time, ctime: time, accepted: self.rng.bool(), ..SetAttr::default() };
+        let (times, sync) = (Op::SetAttr { at, set }, self.fsync(at));
+        let mut all = match self.rng.u8(..8) {
+            0 => vec![times, write, sync],
+            1..3 => vec![write, times, sync],
+            3 => vec![write, sync, times],
+            4 => vec![write, sync],
+            5 => vec![times, write],
+            6 => vec![write],
+            _ => vec![write, times],
+        };
+        let first = all.remove(0);
+        self.then.extend(all);
+        first
+    }
+
+    /// Several attributes that a kernel tells at once, of a chmod, a chown, utimes or a truncate.
+    fn several(&mut self, t: &Tree) -> Op {
+        let kind = if self.rng.u8(..3) == 0 { None } else { Some(FileKind::File) };
+        let at = if self.rng.u8(..8) == 0 { self.at(t) } else { At::Path(self.old(t, kind)) };
+        let mode = self.rng.choice([0o600, 0o644, 0o755, 0o4755, 0o6755, 0o2644, 0o2755, 0o4711]);
+        let ctime = if self.rng.bool() { self.time() } else { None };
+        let none = SetAttr::default();
+        let set = match self.rng.u8(..7) {
+            0 => SetAttr { mode, ctime, ..none },
+            1 => {
+                let (uid, gid) = (Some(self.rng.u32(..5) * 1000), Some(self.rng.u32(..5)));
+                SetAttr { uid, gid, ctime, kill_suid: self.rng.bool(), ..none }
+            }
+            2 => SetAttr { atime: self.time(), mtime: Some(SetTime::Now), ctime, ..none },
+            3 => SetAttr { atime: self.time(), mtime: self.time(), ctime, ..none },
+            4 => SetAttr { kill_suid: true, kill_sgid: ctime.is_some(), ..none },
+            5 => SetAttr { mode, atime: Some(SetTime::Now), mtime: self.time(), ctime, ..none },
+            _ => {
+                let (size, mtime) = (Some(self.offset()), self.time());
+                SetAttr { size, mtime, ctime: mtime, kill_suid: self.rng.bool(), ..none }
+            }
+        };
+        Op::SetAttr { at, set }
+    }
+
     fn data(&mut self, t: &Tree) -> Op {
         let at = self.at(t);
+        if self.profile.write_back && self.rng.bool() {
+            return self.write_back(at);
+        }
         if self.profile.rewrites && self.rng.bool() {
-            self.then = Some(Op::Fsync { at, data_only: self.rng.u8(..4) == 0 });
+            let fsync = self.fsync(at);
+            self.then.push_back(fsync);
             let (off, len) = match self.rng.u8(..3) {
                 0 => (self.rng.u64(..4) * 4096, 4096),
                 1 => (self.rng.u64(..9000), self.rng.u32(1..5000)),
@@ -329,6 +404,9 @@ impl Generator {
     }
 
     fn attributes(&mut self, t: &Tree) -> Op {
+        if self.profile.write_back && self.rng.u8(..3) == 0 {
+            return self.several(t);
+        }
         let path = self.old(t, None);
         let name = self.rng.choice(XATTRS).unwrap_or(P("user.a"));
         match self.rng.u8(..12) {

@@ -27,7 +27,7 @@ impl Synced {
     pub fn by(op: &Op, model: &Model, slots: &Slots<Model>) -> Option<Self> {
         match op {
             Op::Sync => Some(Self::All),
-            Op::Fsync { at, data_only } => {
+            Op::Fsync { at, data_only } | Op::FsyncAs { at, data_only, .. } => {
                 let ino = match at {
                     At::Path(p) => walk_path(&mut model.clone(), *p).ok()?,
                     At::Slot(n) => slots[usize::from(*n) % SLOTS]?,

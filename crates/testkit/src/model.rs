@@ -578,6 +578,17 @@ impl Model {
         Ok(data.len())
     }
 
+    /// Writes what a kernel has accepted before, to whatever flags the file has got since; it keeps the times: the number of
+    /// bytes.
+    pub fn write_back(&mut self, ino: Ino, offset: u64, data: &[u8]) -> Result<usize> {
+        if !data.is_empty() {
+            let n = self.change(ino)?;
+            n.data.write(offset, data);
+            n.blocks.write(offset, data.len() as u64);
+        }
+        Ok(data.len())
+    }
+
     /// Writes at the end; the offset.
     pub fn append(&mut self, ino: Ino, data: &[u8]) -> Result<u64> {
         let at = self.get(ino)?.data.size();
@@ -675,10 +686,11 @@ impl Model {
     pub fn setattr(&mut self, ino: Ino, set: &SetAttr) -> Result<()> {
         let n = self.get(ino)?;
         if n.is_guarded() && set.flags.is_none() {
-            // as by touch(1), which an append-only file lets everybody do
-            let now = Some(SetTime::Now);
-            let touch = SetAttr { atime: now, mtime: now, ..SetAttr::default() };
-            if n.flags & IMMUTABLE != 0 || *set != touch {
+            // as by touch(1), which an append-only file lets everybody do; and what a kernel had accepted before
+            let SetAttr { atime, mtime, ctime, accepted, kill_suid, kill_sgid, .. } = *set;
+            let times = SetAttr { atime, mtime, ctime, accepted, kill_suid, kill_sgid, ..SetAttr::default() };
+            let touch = ctime.is_none() && atime == mtime && atime.is_none_or(|t| t == SetTime::Now);
+            if *set != times || !(accepted || (touch && n.flags & IMMUTABLE == 0)) {
                 return Err(Error::Perm);
             }
         }
@@ -695,6 +707,13 @@ impl Model {
         let n = self.change(ino)?;
         if let Some(m) = set.mode {
             n.mode = m & 0o7777;
+        }
+        if set.kill_suid && n.kind != FileKind::Dir {
+            // without group execute, setgid is no privilege
+            n.mode &= if n.mode & 0o010 != 0 { !0o6000 } else { !0o4000 };
+        }
+        if set.kill_sgid {
+            n.mode &= !0o2000;
         }
         n.uid = set.uid.unwrap_or(n.uid);
         n.gid = set.gid.unwrap_or(n.gid);

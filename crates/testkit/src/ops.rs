@@ -103,6 +103,13 @@ pub enum Op {
         len: u32,
         seed: u32,
     },
+    /// Pages of a kernel's cache, which it has accepted before: the times stay.
+    WriteBack {
+        at: At,
+        off: u64,
+        len: u32,
+        seed: u32,
+    },
     Append {
         at: At,
         len: u32,
@@ -161,6 +168,11 @@ pub enum Op {
         path: P,
         flags: u32,
     },
+    /// Several attributes at once, as a kernel tells them: in memory alone where the inode is to be written anyway.
+    SetAttr {
+        at: At,
+        set: SetAttr,
+    },
     SetXattr {
         path: P,
         name: P,
@@ -192,6 +204,12 @@ pub enum Op {
         at: At,
         data_only: bool,
     },
+    /// An fsync by another of the calls that do one.
+    FsyncAs {
+        at: At,
+        data_only: bool,
+        way: SyncWay,
+    },
     Sync,
     /// All free space is discarded.
     Trim,
@@ -208,6 +226,16 @@ pub enum Op {
         path: P,
         checkpoint: bool,
     },
+}
+
+/// By which call of a volume a file is synced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SyncWay {
+    /// By itself.
+    Alone,
+    /// As one of several that are written and flushed together, none of which may wait. [`braidfs::Volume::fsync_here`] and
+    /// [`braidfs::Volume::fsync_start`] do the same, on a thread that depends on how long others took.
+    Together,
 }
 
 impl Op {
@@ -237,12 +265,15 @@ impl Op {
             | Op::Commit { path, .. } => vec![path],
             Op::Link { from, to } | Op::Rename { from, to, .. } | Op::CopyRange { from, to, .. } => vec![from, to],
             Op::Write { at, .. }
+            | Op::WriteBack { at, .. }
+            | Op::SetAttr { at, .. }
             | Op::Append { at, .. }
             | Op::Truncate { at, .. }
             | Op::Fallocate { at, .. }
             | Op::Read { at, .. }
             | Op::Seek { at, .. }
             | Op::Fsync { at, .. }
+            | Op::FsyncAs { at, .. }
             | Op::Defragment { at, .. } => match at {
                 Path(path) => vec![path],
                 Slot(_) => Vec::new(),
@@ -254,6 +285,9 @@ impl Op {
 
 /// The operation as Rust code, for `tests/regressions.rs`.
 pub fn to_rust(op: &Op) -> String {
+    if let Op::SetAttr { at, set } = op {
+        return format!("Op::SetAttr {{ at: At::{at:?}, set: {} }}", set_to_rust(set));
+    }
     let text = format!("Op::{op:?}").replace("at: ", "at: At::").replace("kind: ", "kind: FileKind::");
     let mode = match op {
         Op::Rename { .. } => "mode: RenameMode::",
@@ -261,7 +295,23 @@ pub fn to_rust(op: &Op) -> String {
         Op::SetXattr { .. } => "mode: XattrMode::",
         _ => "mode: ",
     };
-    text.replace("mode: ", mode)
+    text.replace("mode: ", mode).replace("way: ", "way: SyncWay::")
+}
+
+/// What is set, as Rust code.
+fn set_to_rust(set: &SetAttr) -> String {
+    let SetAttr { mode, uid, gid, size, atime, mtime, ctime, flags, kill_suid, kill_sgid, accepted, later: () } = *set;
+    let numbers = [("mode", mode), ("uid", uid), ("gid", gid), ("flags", flags)];
+    let mut out: String = numbers.iter().filter_map(|(name, n)| Some(format!("{name}: Some({}), ", (*n)?))).collect();
+    out.extend(size.map(|n| format!("size: Some({n}), ")));
+    for (name, t) in [("atime", atime), ("mtime", mtime), ("ctime", ctime)] {
+        out.extend(t.map(|t| format!("{name}: Some(SetTime::{t:?}), ")));
+    }
+    let marks = [("kill_suid", kill_suid), ("kill_sgid", kill_sgid), ("accepted", accepted)];
+    for (name, _) in marks.iter().filter(|(_, is)| *is) {
+        out += &format!("{name}: true, ");
+    }
+    format!("SetAttr {{ {out}..SetAttr::default() }}")
 }
 
 /// Bytes that a write with this seed puts at `off`: they tell who wrote them, and where.
@@ -354,6 +404,10 @@ pub trait Subject {
     fn write(&mut self, file: &Self::File, off: u64, data: &[u8]) -> Result<usize>;
     #[allow(missing_docs)]
     fn append(&mut self, file: &Self::File, data: &[u8]) -> Result<u64>;
+    /// Writes what was accepted before; the times stay. Who has no such call of its own writes as ever.
+    fn write_back(&mut self, file: &Self::File, off: u64, data: &[u8]) -> Result<usize> {
+        self.write(file, off, data)
+    }
     #[allow(missing_docs)]
     fn fallocate(&mut self, file: &Self::File, mode: FallocMode, off: u64, len: u64) -> Result<()>;
     #[allow(missing_docs)]
@@ -362,6 +416,10 @@ pub trait Subject {
     fn copy_range(&mut self, a: &Self::File, off: u64, b: &Self::File, to: u64, len: u64) -> Result<u64>;
     #[allow(missing_docs)]
     fn setattr(&mut self, id: Self::Id, set: &SetAttr) -> Result<()>;
+    /// [`Self::setattr`], by the shorter way where that does it.
+    fn set_beside(&mut self, id: Self::Id, set: &SetAttr) -> Result<()> {
+        self.setattr(id, set)
+    }
     #[allow(missing_docs)]
     fn setxattr(&mut self, id: Self::Id, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()>;
     #[allow(missing_docs)]
@@ -372,6 +430,10 @@ pub trait Subject {
     fn removexattr(&mut self, id: Self::Id, name: &[u8]) -> Result<()>;
     #[allow(missing_docs)]
     fn fsync(&mut self, id: Self::Id, data_only: bool) -> Result<()>;
+    /// [`Self::fsync`] by one of the ways that there are.
+    fn fsync_as(&mut self, id: Self::Id, data_only: bool, _: SyncWay) -> Result<()> {
+        self.fsync(id, data_only)
+    }
     #[allow(missing_docs)]
     fn sync(&mut self) -> Result<()>;
     #[allow(missing_docs)]
@@ -442,6 +504,14 @@ fn with_file<S: Subject, T>(
             Some(file) => f(s, file),
             None => Err(Error::BadHandle),
         },
+    }
+}
+
+/// The inode that `at` names, of any kind.
+fn id_at<S: Subject>(s: &mut S, slots: &mut Slots<S>, at: At) -> Result<S::Id> {
+    match at {
+        Path(p) => walk_path(s, p),
+        Slot(_) => with_file(s, slots, at, |s, f| Ok(s.id(f))),
     }
 }
 
@@ -533,6 +603,10 @@ pub fn perform<S: Subject>(s: &mut S, slots: &mut Slots<S>, op: &Op) -> Result<O
             may_write_at(s, at, f)?;
             s.write(f, off, &fill(seed, off, len as usize)).map(|n| Out::Number(n as u64))
         }),
+        // it was opened for writing before it got its flags
+        Op::WriteBack { at, off, len, seed } => with_file(s, slots, at, |s, f| {
+            s.write_back(f, off, &fill(seed, off, len as usize)).map(|n| Out::Number(n as u64))
+        }),
         Op::Append { at, len, seed } => {
             with_file(s, slots, at, |s, f| s.append(f, &fill(seed, 0, len as usize)).map(Out::Number))
         }
@@ -596,6 +670,10 @@ pub fn perform<S: Subject>(s: &mut S, slots: &mut Slots<S>, op: &Op) -> Result<O
             }
             s.setattr(id, &SetAttr { flags: Some(flags), ..SetAttr::default() }).map(|()| Out::Unit)
         }
+        Op::SetAttr { at, ref set } => {
+            let id = id_at(s, slots, at)?;
+            s.set_beside(id, set).map(|()| Out::Unit)
+        }
         Op::SetXattr { path, name, len, seed, mode } => {
             let id = walk_path(s, path)?;
             may_have_xattr(s, id, name)?;
@@ -627,11 +705,12 @@ pub fn perform<S: Subject>(s: &mut S, slots: &mut Slots<S>, op: &Op) -> Result<O
             s.readdir(id).map(Out::Names)
         }
         Op::Fsync { at, data_only } => {
-            let id = match at {
-                Path(p) => walk_path(s, p)?,
-                Slot(_) => with_file(s, slots, at, |s, f| Ok(s.id(f)))?,
-            };
+            let id = id_at(s, slots, at)?;
             s.fsync(id, data_only).map(|()| Out::Unit)
+        }
+        Op::FsyncAs { at, data_only, way } => {
+            let id = id_at(s, slots, at)?;
+            s.fsync_as(id, data_only, way).map(|()| Out::Unit)
         }
         Op::Sync => s.sync().map(|()| Out::Unit),
         Op::Trim => s.trim().map(|()| Out::Unit),

@@ -1,7 +1,7 @@
 //! The two [`Subject`]s: the model, and a mounted volume.
 
 use crate::model::{self, Ino, Model, Times};
-use crate::ops::Subject;
+use crate::ops::{Subject, SyncWay};
 use braidfs::{
     Attr, Cred, DirEntry, Error, FallocMode, FileKind, InodeNo, NewNode, OpenFile, RenameMode, Result, SetAttr, Volume,
     XattrMode,
@@ -71,6 +71,9 @@ impl Subject for Model {
     }
     fn append(&mut self, file: &Ino, data: &[u8]) -> Result<u64> {
         Model::append(self, *file, data)
+    }
+    fn write_back(&mut self, file: &Ino, off: u64, data: &[u8]) -> Result<usize> {
+        Model::write_back(self, *file, off, data)
     }
     fn fallocate(&mut self, file: &Ino, mode: FallocMode, off: u64, len: u64) -> Result<()> {
         Model::fallocate(self, *file, mode, off, len)
@@ -343,6 +346,9 @@ impl Subject for OnVolume<'_> {
     fn append(&mut self, file: &Self::File, data: &[u8]) -> Result<u64> {
         self.vol.append(&file.0, data)
     }
+    fn write_back(&mut self, file: &Self::File, off: u64, data: &[u8]) -> Result<usize> {
+        self.vol.write_accepted_keeping_times(&file.0, off, data)
+    }
     fn fallocate(&mut self, file: &Self::File, mode: FallocMode, off: u64, len: u64) -> Result<()> {
         self.vol.fallocate(&file.0, mode, off, len)
     }
@@ -354,6 +360,12 @@ impl Subject for OnVolume<'_> {
     }
     fn setattr(&mut self, id: Key, set: &SetAttr) -> Result<()> {
         self.vol.setattr(id.0, set).and_then(|a| self.returned("setattr", a)).map(drop)
+    }
+    fn set_beside(&mut self, id: Key, set: &SetAttr) -> Result<()> {
+        match self.vol.setattr_beside(id.0, |generation| generation == id.1, set)? {
+            Some(a) => self.returned("setattr_beside", a).map(drop),
+            None => self.setattr(id, set),
+        }
     }
     fn setxattr(&mut self, id: Key, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         self.vol.setxattr(id.0, name, value, mode)
@@ -373,6 +385,12 @@ impl Subject for OnVolume<'_> {
             return self.vol.fsync_files(&[(id.0, true)]).pop().unwrap_or(Ok(()));
         }
         self.vol.fsync(id.0, false)
+    }
+    fn fsync_as(&mut self, id: Key, data_only: bool, way: SyncWay) -> Result<()> {
+        match way {
+            SyncWay::Alone => self.vol.fsync(id.0, data_only),
+            SyncWay::Together => self.vol.fsync_files(&[(id.0, data_only)]).pop().unwrap_or(Ok(())),
+        }
     }
     fn sync(&mut self) -> Result<()> {
         self.vol.sync()

@@ -93,7 +93,12 @@ fn were_judged(s: &Stats, one_in: u64, crashes: bool) {
 #[test]
 fn random_operations_and_crashes() {
     let (seed, runs) = runs_of(70);
-    let s = run_all(seed, runs, Profile { commits: 20, flags: true, whiteouts: true, ..Profile::default() }, true);
+    let s = run_all(
+        seed,
+        runs,
+        Profile { commits: 20, flags: true, whiteouts: true, write_back: true, ..Profile::default() },
+        true,
+    );
     were_judged(&s, 10, true);
     assert!(s.errors * 2 < s.ops, "most operations fail: {s:?}");
 }
@@ -111,6 +116,7 @@ fn random_names_and_crashes() {
         commits: 20,
         flags: true,
         whiteouts: true,
+        write_back: true,
         ..Profile::default()
     };
     let s = run_all(seed, runs, profile, true);
@@ -121,7 +127,8 @@ fn random_names_and_crashes() {
 #[test]
 fn random_operations_without_crashes() {
     let (seed, runs) = runs_of(30);
-    let profile = Profile { objects: 250, syncs: 5, flags: true, whiteouts: true, ..Profile::default() };
+    let profile =
+        Profile { objects: 250, syncs: 5, flags: true, whiteouts: true, write_back: true, ..Profile::default() };
     let s = run_all(seed, runs, profile, false);
     were_judged(&s, 10, false);
 }

@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Kinds of volumes, in turns.
 const KINDS: [u64; 6] = [PRESSED, PRESSED | BESIDE, 0, BESIDE, PRESSED | APART, APART];
 
-/// Runs seeds `0..count` of each turn by as many threads as there are CPUs, until one fails: it, and why.
-fn first_failure(count: u64) -> Option<(u64, String)> {
+/// Runs seeds `0..count` of each turn by as many threads as there are CPUs, until one fails: it, and why; and what all did.
+fn first_failure(count: u64) -> (Option<(u64, String)>, Counts) {
     let limits = Limits { random_points: 2, ..Limits::brief() };
-    let (next, failed) = (AtomicU64::new(0), Mutex::new(None));
+    let (next, failed, all) = (AtomicU64::new(0), Mutex::new(None), Mutex::new(Counts::default()));
     let from = braidfs_testkit::seed().wrapping_mul(1 << 32) & !(PRESSED | BESIDE | APART);
     std::thread::scope(|s| {
         for _ in 0..limits.threads {
@@ -30,14 +30,16 @@ fn first_failure(count: u64) -> Option<(u64, String)> {
                         break;
                     }
                     let seed = (from + n) | KINDS[n as usize % KINDS.len()];
-                    if let Err(e) = run(seed, &limits, &|| false, &mut Counts::default()) {
+                    let mut counts = Counts::default();
+                    if let Err(e) = run(seed, &limits, &|| false, &mut counts) {
                         failed.lock().unwrap().get_or_insert((seed, e.to_string()));
                     }
+                    all.lock().unwrap().add(&counts);
                 }
             });
         }
     });
-    failed.into_inner().unwrap()
+    (failed.into_inner().unwrap(), all.into_inner().unwrap())
 }
 
 // one test: a planted bug is one of the whole process
@@ -48,12 +50,19 @@ fn runs_of_threads_without_room_in_the_cache() {
     {
         use braidfs::planted::{Bug, plant};
         plant(Some(Bug::CellsLetGo));
-        let found = first_failure(count);
+        let (found, _) = first_failure(count);
         plant(None);
         let (seed, why) = found.expect("no run sees a commit that lets go of its cells");
         println!("with the bug: seed {seed}: {}", why.lines().next().unwrap_or_default());
     }
-    if let Some((seed, why)) = first_failure(count) {
+    let (failed, c) = first_failure(count);
+    if let Some((seed, why)) = failed {
         panic!("braidfs_testkit::crash::threads::run({seed:#x}, …): {why}");
+    }
+    println!("{} names changed beside each other, {} blocks moved, {:?}", c.changed_beside, c.moved, c.did);
+    let happened = [("names changed beside each other", c.changed_beside), ("blocks moved", c.moved)];
+    for (what, n) in happened.into_iter().chain(c.did.named()) {
+        // so few runs may have none of them
+        assert!(n > 0 || count < 600, "no {what} in {count} runs: they judge less than they are for");
     }
 }

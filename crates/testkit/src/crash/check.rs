@@ -9,7 +9,7 @@ use super::tree::ReadTree;
 use crate::late::{Durable, ImageHash, Late};
 use crate::oracle::{NOT_ALLOWED, Oracle};
 use crate::quota;
-use crate::run::{Setup, guarded, mount, set_clock};
+use crate::run::{Did, Setup, guarded, mount, set_clock};
 use crate::states::{Budget, CrashState, Log, each};
 use crate::walk::{Seen, fsck, is_of_a_copy, repair, walk};
 use braidfs::{Cred, FileKind, InodeNo, NewNode, Volume};
@@ -102,6 +102,9 @@ pub struct Counts {
     /// tree that was judged.
     #[serde(default)]
     pub together: u64,
+    /// What else workloads did, by kind.
+    #[serde(default)]
+    pub did: Did,
 }
 
 impl Counts {
@@ -125,13 +128,15 @@ impl Counts {
         self.moved += o.moved;
         self.states_moved += o.states_moved;
         self.together += o.together;
+        self.did.add(&o.did);
     }
 
-    /// These are of a workload that changed `beside` names with their directory locked for reading, and moved so many blocks.
-    pub fn of_workload(&mut self, beside: u64, moved: u64) {
+    /// These are of a workload that changed `beside` names with their directory locked for reading, moved so many blocks, and
+    /// did this.
+    pub fn of_workload(&mut self, beside: u64, moved: u64, did: Did) {
         let where_any = |n: u64| if n > 0 { self.states() } else { 0 };
         (self.states_beside, self.states_moved) = (where_any(beside), where_any(moved));
-        (self.changed_beside, self.moved) = (beside, moved);
+        (self.changed_beside, self.moved, self.did) = (beside, moved, did);
     }
 
     /// All crash states decided: of workloads and of recoveries.

@@ -8,7 +8,7 @@ use crate::history::History;
 use crate::model::{self, Model};
 use crate::ops::{Op, perform, to_rust};
 use crate::oracle::Oracle;
-use crate::run::{Runner, Setup, guarded, set_clock};
+use crate::run::{Did, Runner, Setup, guarded, set_clock};
 use crate::states::{Budget, Log};
 use crate::walk::ROOT_KEY;
 use braidfs::Volume;
@@ -142,6 +142,7 @@ impl Report {
          {} states of workloads that changed {} names with the directory locked for reading\n\
          {} states of workloads that moved {} blocks to make files whole\n\
          {} times an inode that had changed was judged with the others of its domain\n\
+         {}\n\
          {} failing states",
             self.workloads,
             self.void,
@@ -163,6 +164,7 @@ impl Report {
             c.states_moved,
             c.moved,
             c.together,
+            c.did.named().map(|(what, n)| format!("{n} {what}")).join(", "),
             c.failing
         )
     }
@@ -180,10 +182,10 @@ pub fn sequence(
     end: End,
 ) -> Result<Option<()>, Failure> {
     let run = recorded(base, ops, end, true).map_err(|why| Failure { crash: None, why })?;
-    let Some(Recorded { log, history, marks, beside, moved }) = run else { return Ok(None) };
+    let Some(Recorded { log, history, marks, beside, moved, did }) = run else { return Ok(None) };
     let from = if before == 0 { 0 } else { marks[before - 1] };
     let result = judge_log(checker, &log, &history, from, usize::MAX, &mut fastrand::Rng::with_seed(0));
-    checker.counts.of_workload(beside, moved);
+    checker.counts.of_workload(beside, moved, did);
     result.map(Some)
 }
 
@@ -200,6 +202,8 @@ pub struct Recorded {
     pub beside: u64,
     /// Blocks moved to make files whole.
     pub moved: u64,
+    /// What else it did.
+    pub did: Did,
 }
 
 /// Blocks that a volume has moved to make files whole.
@@ -231,7 +235,7 @@ pub fn recorded(base: &Base, ops: &[Op], end: End, strict: bool) -> Result<Optio
             return Ok(None);
         }
     }
-    let (beside, moved) = (r.volume()?.changed_beside() - before, moved(r.volume()?));
+    let (beside, moved, did) = (r.volume()?.changed_beside() - before, moved(r.volume()?), r.stats.did);
     let device = r.device().clone();
     let mut history = r.history.clone();
     match end {
@@ -242,7 +246,7 @@ pub fn recorded(base: &Base, ops: &[Op], end: End, strict: bool) -> Result<Optio
         }
     }
     let log = Log::of(&device);
-    Ok(Some(Recorded { log, history, marks, beside, moved }))
+    Ok(Some(Recorded { log, history, marks, beside, moved, did }))
 }
 
 /// The operations of a random run.
@@ -258,6 +262,7 @@ pub fn random_ops(base: &Base, seed: u64, count: usize) -> Result<Vec<Op>, Strin
         rewrites: true,
         flags: true,
         whiteouts: true,
+        write_back: true,
         ..Profile::default()
     };
     let mut generator = Generator::new(seed, profile);
@@ -276,12 +281,10 @@ pub fn random_ops(base: &Base, seed: u64, count: usize) -> Result<Vec<Op>, Strin
 fn random_run(checker: &mut Checker<'_>, base: &Base, seed: u64, limits: &Limits) -> Result<(), Failure> {
     let fail = |why| Failure { crash: None, why };
     let ops = random_ops(base, seed, limits.random_ops).map_err(fail)?;
-    let Some(Recorded { log, history, beside, moved, .. }) = recorded(base, &ops, End::Crash, false).map_err(fail)?
-    else {
-        return Ok(());
-    };
+    let run = recorded(base, &ops, End::Crash, false).map_err(fail)?;
+    let Some(Recorded { log, history, beside, moved, did, .. }) = run else { return Ok(()) };
     let result = judge_log(checker, &log, &history, 0, limits.random_points, &mut fastrand::Rng::with_seed(!seed));
-    checker.counts.of_workload(beside, moved);
+    checker.counts.of_workload(beside, moved, did);
     result
 }
 

@@ -51,7 +51,7 @@ const SEEN_BY: [(Bug, Part, std::ops::Range<u64>); 24] = [
     (Bug::FlushUnderWayTaken, Part::Threads, 0..1000),
     (Bug::HelperForgotten, Part::Threads, 0..1000),
     (Bug::CellsLetGo, Part::Threads, 0..1000),
-    (Bug::CommitUnderWayForgotten, Part::Threads, 0..24),
+    (Bug::CommitUnderWayForgotten, Part::Threads, 0..1000),
     (Bug::SlotMissed, Part::Threads, 0..1000),
     (Bug::OwnedTwice, Part::Groups, 0..24),
     (Bug::GivenEarly, Part::Groups, 0..24),

@@ -7,7 +7,7 @@ use crate::shared_file::{COMMON, PAGE, PAGES, THREADS, common, create, stamped, 
 use crate::states::{self, CrashState, Log};
 use braidfs::{
     Cred, DataMode, FallocMode, FileKind, InodeNo, MountOptions, NewNode, Overwrite, Result as FsResult, SetAttr,
-    Timestamp, Volume, mkfs,
+    SetTime, Timestamp, Volume, mkfs,
 };
 use braidfs_device::{Device, MemDevice, RecordDevice, WriteOp};
 use braidfs_sync::schedule;
@@ -131,14 +131,16 @@ fn work(v: &Volume, ino: InodeNo, thread: usize, seed: u64, notes: &Notes, log: 
     let f = v.open(ino)?;
     for n in 0..OPS {
         let stamp = (thread * OPS + n + 1) as u64;
+        // some as those of a kernel's cache
+        let write = if n % 2 == 0 { Volume::write } else { Volume::write_accepted_keeping_times };
         match rng.u8(..20) {
             0..7 => {
                 let own = COMMON + thread;
                 let at = (own * PAGE) as u64;
-                notes.note(What::Write(own, own + 1, stamp), log, || v.write(&f, at, &stamped(stamp, 1)))?;
+                notes.note(What::Write(own, own + 1, stamp), log, || write(v, &f, at, &stamped(stamp, 1)))?;
             }
             7..12 => {
-                notes.note(What::Write(0, COMMON, stamp), log, || v.write(&f, 0, &stamped(stamp, COMMON)))?;
+                notes.note(What::Write(0, COMMON, stamp), log, || write(v, &f, 0, &stamped(stamp, COMMON)))?;
             }
             12..14 => {
                 let seen = common(v, &f)?;
@@ -148,7 +150,14 @@ fn work(v: &Volume, ino: InodeNo, thread: usize, seed: u64, notes: &Notes, log: 
             15..18 => notes.note(What::Sync, log, || v.fsync(ino, rng.bool()))?,
             18 => notes.note(What::Sync, log, || v.sync())?,
             _ if rng.bool() => _ = v.append(&f, &[7; 100])?,
-            _ => _ = v.setattr(ino, &SetAttr { mode: Some(0o600), ..SetAttr::default() })?,
+            _ if rng.bool() => _ = v.setattr(ino, &SetAttr { mode: Some(0o600), ..SetAttr::default() })?,
+            _ => {
+                let time = Some(SetTime::At(Timestamp { sec: 1_700_000_000, nsec: rng.u32(..9) }));
+                let set = SetAttr { mtime: time, ctime: time, ..SetAttr::default() };
+                if v.setattr_beside(ino, |_| true, &set)?.is_none() {
+                    v.setattr(ino, &set)?;
+                }
+            }
         }
         schedule::point();
     }

@@ -5,12 +5,14 @@
 //! The directories `A` and `B` lie in different domains, so that most sequences cross domains.
 
 use crate::model::{Ino, Model};
-use crate::ops::{At, Op, P};
+use crate::ops::{At, Op, P, SyncWay};
 use crate::run::{Runner, Setup, set_clock};
 use crate::states::final_image;
 use crate::subject::Key;
 use At::{Path, Slot};
-use braidfs::{DataMode, FallocMode, FileKind, Overwrite, Placement, RenameMode, XattrMode};
+use braidfs::{
+    DataMode, FallocMode, FileKind, Overwrite, Placement, RenameMode, SetAttr, SetTime, Timestamp, XattrMode,
+};
 use braidfs_device::{Image, MemDevice};
 use std::collections::BTreeMap;
 
@@ -50,6 +52,21 @@ fn dir(path: P) -> Op {
 
 fn write(path: P, off: u64, len: u32, seed: u32) -> Op {
     Op::Write { at: Path(path), off, len, seed }
+}
+
+/// Pages that a kernel had cached, which keep the times.
+fn write_back(path: P, off: u64, len: u32, seed: u32) -> Op {
+    Op::WriteBack { at: Path(path), off, len, seed }
+}
+
+/// The times of such pages, which the kernel tells by themselves.
+fn times(path: P, sec: i64) -> Op {
+    Op::SetAttr { at: Path(path), set: set_times(sec) }
+}
+
+fn set_times(sec: i64) -> SetAttr {
+    let time = Some(SetTime::At(Timestamp { sec, nsec: 8_000_000 }));
+    SetAttr { mtime: time, ctime: time, ..SetAttr::default() }
 }
 
 /// Which volume to begin with.
@@ -393,6 +410,22 @@ pub fn basics() -> Vec<Basic> {
         hide("rename with a whiteout, of what was moved there", P("B/n"), P("A/r")),
         hide("rename with a whiteout, of a directory", P("A/s"), P("B/s")),
     ]);
+    let several = SetAttr { mode: Some(0o4711), ..set_times(1_700_000_400) };
+    all.extend([
+        Basic {
+            ops: vec![write_back(f, 0, 4096, 33), times(f, 1_700_000_100)],
+            ..one("write back, then times", Op::Sync, f)
+        },
+        Basic {
+            ops: vec![times(f, 1_700_000_200), write_back(f, 8000, 5000, 34)],
+            ..one("times, then write back of a longer file", Op::Sync, f)
+        },
+        Basic {
+            ops: vec![write_back(P("A/g"), 10, 20, 35), times(P("A/g"), 1_700_000_300)],
+            ..one("write back of a small file, then times", Op::Sync, P("A/g"))
+        },
+        one("several attributes", Op::SetAttr { at: Path(f), set: several }, f),
+    ]);
     all
 }
 
@@ -448,6 +481,7 @@ pub fn hard() -> Vec<(&'static str, Vec<Op>)> {
     let cut = |size| Op::Truncate { at: Path(P("A/f")), size };
     let commit = || Op::Commit { path: P("A"), checkpoint: false };
     let datasync = |p: &'static str| Op::Fsync { at: Path(P(p)), data_only: true };
+    let together = |p: &'static str| Op::FsyncAs { at: Path(P(p)), data_only: false, way: SyncWay::Together };
     let mut filling = vec![mv("B/h", "A/f")];
     for i in 0..24 {
         filling.extend([append("A/g", 40, 50 + i), fsync("A/g")]);
@@ -774,6 +808,64 @@ pub fn hard() -> Vec<(&'static str, Vec<Op>)> {
                 commit(),
                 write(P("A/f"), 0, 9000, 108),
                 fsync("A/f"),
+            ],
+        ),
+        (
+            // with and without a record beside what is overwritten, as the times are told before, after, or not at all
+            "written back, and its times beside",
+            vec![
+                write_back(P("A/f"), 0, 4096, 104),
+                times(P("A/f"), 1_700_000_001),
+                together("A/f"),
+                write_back(P("A/f"), 100, 5000, 105),
+                together("A/f"),
+                times(P("A/f"), 1_700_000_002),
+                together("A/f"),
+                times(P("A/f"), 1_700_000_003),
+                write_back(P("A/f"), 4096, 4096, 106),
+                Op::FsyncAs { at: Path(P("A/f")), data_only: true, way: SyncWay::Alone },
+                together("A/f"),
+                write_back(P("A/f"), 8192, 800, 107),
+                times(P("A/f"), 1_700_000_004),
+                write_back(P("A/f"), 0, 9000, 108),
+                fsync("A/f"),
+            ],
+        ),
+        (
+            "written back beside commits",
+            vec![
+                write_back(P("A/f"), 0, 4096, 109),
+                commit(),
+                times(P("A/f"), 1_700_000_005),
+                commit(),
+                write_back(P("A/f"), 0, 8192, 110),
+                together("A/f"),
+                write_back(P("A/f"), 4000, 200, 111),
+                times(P("A/f"), 1_700_000_006),
+                commit(),
+                together("A/f"),
+                write_back(P("A/f"), 0, 100, 112),
+                Op::Commit { path: P("A"), checkpoint: true },
+                times(P("A/f"), 1_700_000_007),
+                together("A/f"),
+            ],
+        ),
+        (
+            "new, written back, longer, cut, synced each time",
+            vec![
+                file(P("A/n")),
+                write_back(P("A/n"), 0, 9000, 113),
+                times(P("A/n"), 1_700_000_008),
+                together("A/n"),
+                write_back(P("A/n"), 8192, 9000, 114),
+                together("A/n"),
+                times(P("A/n"), 1_700_000_009),
+                Op::SetAttr { at: Path(P("A/n")), set: SetAttr { size: Some(5000), ..set_times(1_700_000_010) } },
+                write_back(P("A/n"), 4096, 904, 115),
+                together("A/n"),
+                Op::SetAttr { at: Path(P("A/n")), set: SetAttr { mode: Some(0o755), ..set_times(1_700_000_011) } },
+                write_back(P("A/n"), 0, 4096, 116),
+                together("A/n"),
             ],
         ),
     ]
