@@ -294,31 +294,39 @@ impl Domain {
     }
 
     /// [`Self::chunks`] of a transaction, with room for the commit record; `None` where recovery found a ring that has none:
-    /// the checkpoint that ends recovery carries the transaction.
+    /// the checkpoint that ends recovery carries the transaction, and those that follow it in recovery.
     ///
-    /// What the crash cut off at the end of the ring is no loss. It is blank on the device before it is overwritten: the ring
-    /// must not seem to go on behind what recovery writes there.
+    /// What the crash cut off at the end of the ring is no loss, as long as nothing that counts lies behind it. It is blank on
+    /// the device before it is overwritten: the ring must not seem to go on behind what recovery writes there.
     fn chunks_if_room(&self, tx: &Tx, made: &Made) -> Result<Option<(Vec<Record>, Sealed)>> {
         let full = |r: &Result<_>| matches!(r, Err(Error::JournalFull));
-        let first = self.chunks_and_room(tx, &made.records);
-        if !full(&first) || !self.shared.recovering.load(Ordering::Relaxed) {
-            return first.map(Some);
+        if !self.shared.recovering.load(Ordering::Relaxed) {
+            return self.chunks_and_room(tx, &made.records).map(Some);
         }
-        let cut_off = self.first_pos.lock().take_cut_off();
-        if !cut_off.is_empty() {
-            let blank = cut_off.clone().map(|pos| (self.journal.addr(pos), vec![0; BLOCK_BYTES])).collect::<Vec<_>>();
-            self.write_blocks(&blank)?;
-            self.store.flush_groups([self.journals_group()])?;
-            self.journal.set_head(cut_off.start);
-            let again = self.chunks_and_room(tx, &made.records);
-            if !full(&again) {
-                return again.map(Some);
+        if !self.first_pos.lock().leaves_journal() {
+            let first = self.chunks_and_room(tx, &made.records);
+            if !full(&first) {
+                self.first_pos.lock().go_on_behind_cut_off();
+                return first.map(Some);
+            }
+            let cut_off = self.first_pos.lock().take_cut_off();
+            if !cut_off.is_empty() {
+                let blank =
+                    cut_off.clone().map(|pos| (self.journal.addr(pos), vec![0; BLOCK_BYTES])).collect::<Vec<_>>();
+                self.write_blocks(&blank)?;
+                self.store.flush_groups([self.journals_group()])?;
+                self.journal.set_head(cut_off.start);
+                let again = self.chunks_and_room(tx, &made.records);
+                if !full(&again) {
+                    return again.map(Some);
+                }
             }
         }
         if made.listed {
             // the list must be found in the journal
             return Err(Error::JournalFull);
         }
+        self.first_pos.lock().leave_journal(tx.id.0);
         tracing::warn!(
             "{}: its journal is full: recovery writes the tables at once. If the machine stops before the volume is \
              mounted, run fsck.braidfs.",

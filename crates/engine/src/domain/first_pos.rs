@@ -13,6 +13,8 @@ pub(super) struct FirstPositions {
     /// Where the journal that recovery found ends with what no commit record and no fsync counts on: the chunks of a
     /// transaction that the crash cut off.
     cut_off: Range<u64>,
+    /// The newest transaction of recovery that is not in the journal, until a checkpoint has it.
+    left: Option<u64>,
 }
 
 impl FirstPositions {
@@ -35,6 +37,23 @@ impl FirstPositions {
         std::mem::take(&mut self.cut_off)
     }
 
+    /// Chunks of a transaction of recovery lie behind what the crash cut off, which stays from now on: the journal must not go
+    /// back before them.
+    pub fn go_on_behind_cut_off(&mut self) {
+        self.cut_off = 0..0;
+    }
+
+    /// `tx` of recovery is left to the tables alone, and so are those that follow it before a checkpoint: in the journal they
+    /// would follow one that is missing there.
+    pub fn leave_journal(&mut self, tx: u64) {
+        self.left = Some(tx);
+    }
+
+    /// Whether that is so.
+    pub fn leaves_journal(&self) -> bool {
+        self.left.is_some()
+    }
+
     /// Where the journal begins of which transactions from `keep` on are kept; `None`: at its head.
     pub fn tail(&self, keep: u64) -> Option<u64> {
         let recovery = self.recovery.filter(|(tx, _)| *tx >= keep).map(|(_, tail)| tail);
@@ -50,5 +69,6 @@ impl FirstPositions {
     pub fn forget_before(&mut self, keep: u64) {
         self.taken = self.taken.split_off(&keep);
         self.recovery = self.recovery.filter(|(tx, _)| *tx >= keep);
+        self.left = self.left.filter(|tx| *tx >= keep);
     }
 }

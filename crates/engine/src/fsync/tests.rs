@@ -1,5 +1,7 @@
 //! Syncs beside changes of names.
 
+mod full_ring;
+
 use super::batch::Gathered;
 use crate::{Cred, DomainId, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, Placement, RenameMode, Volume};
 use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
@@ -183,8 +185,14 @@ fn content(i: usize) -> Vec<u8> {
 
 /// A volume of one domain with a journal of 32 blocks.
 fn short_journal() -> Arc<MemDevice> {
+    short_journals(1)
+}
+
+/// A volume of so many domains with journals of 32 blocks.
+fn short_journals(domains: u16) -> Arc<MemDevice> {
     let device = Arc::new(MemDevice::new(16384));
-    let o = MkfsOptions { domains: Some(1), journal_bytes: Some(128 << 10), ..MkfsOptions::default() };
+    let (domains, journal_bytes) = (Some(domains), Some(128 << 10));
+    let o = MkfsOptions { domains, placement: Placement::Spread, journal_bytes, ..MkfsOptions::default() };
     crate::mkfs::format(&[device.clone() as Arc<dyn Device>], &o).unwrap();
     device
 }
