@@ -377,6 +377,8 @@ impl Domain {
     }
 
     fn write_commit_record(&self, tx: &Tx, parts: &[Record], write: WriteBatch) -> Result<()> {
+        // what has failed it since may be that data of the transaction was not written
+        self.check_failed()?;
         let (addr, bytes, ..) = self.chunk(ChunkKind::Commit, tx.id, 0, &self.commit_record(parts))?;
         self.write_blocks_by(&[(addr, bytes)], write)
     }

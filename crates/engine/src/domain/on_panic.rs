@@ -4,7 +4,8 @@
 use super::Domain;
 use crate::panics;
 
-/// Dropped by a panic, it fails the domain. It is declared behind what others wait for, and so is gone before that.
+/// Dropped by a panic, it fails the domain. It must be gone before what others wait for: a variable is declared behind that, a field
+/// before it.
 pub(crate) struct FailOnPanic<'d> {
     domain: &'d Domain,
     what: &'static str,

@@ -347,6 +347,12 @@ impl Domain {
         true
     }
 
+    /// Whether the commit of the running transaction would wait for writes of its data.
+    #[cfg(test)]
+    pub(crate) fn has_io(&self) -> bool {
+        self.gate.read().has_io()
+    }
+
     /// They are written: their transactions may be committed from here on.
     pub(crate) fn end_batches(&self, batches: SmallVec<[Batch; 1]>, fit: &[bool]) {
         drop(batches);

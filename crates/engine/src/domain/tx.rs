@@ -116,11 +116,14 @@ impl Tx {
     pub fn wait_io(&self) {
         let mut spins = 0u32;
         // who announced one did so inside the gate, before the flip
-        let under_way = |p: &SlotWork| p.io.get().is_some_and(|io| io.load(Acquire) > 0);
-        while self.parts.iter().any(under_way) {
+        while self.has_io() {
             spins += 1;
             braidfs_sync::give_way(spins);
         }
+    }
+    /// Whether announced writes are under way.
+    pub fn has_io(&self) -> bool {
+        self.parts.iter().any(|p| p.io.get().is_some_and(|io| io.load(Acquire) > 0))
     }
     fn short(&self) -> i64 {
         self.step * self.parts.parts() as i64

@@ -37,13 +37,14 @@ pub(super) enum Gathered<'a> {
 
 /// What makes a file durable, with new directories above it.
 pub(super) struct ToWrite<'a> {
+    /// What is in the batches is marked as changed no more. First, so that it is dropped first: a commit that waits for the batches
+    /// must find its domain failed.
+    panics: SmallVec<[FailOnPanic<'a>; 1]>,
     cell: Arc<Cell>,
     reach: Reach,
     batches: SmallVec<[(DomainId, Batch); 1]>,
     /// Directories, with the versions that will be durable.
     linked: Vec<(Arc<Cell>, u64)>,
-    /// What is in the batches is marked as changed no more.
-    panics: SmallVec<[FailOnPanic<'a>; 1]>,
 }
 
 impl MountedVolume {
@@ -328,5 +329,5 @@ fn with_ancestors<'a>(
     }
     batches.push((c.domain, own));
     let panics = enters.iter().map(|e| e.domain.fail_on_panic("an fsync")).collect();
-    ToWrite { cell: c.clone(), reach, batches, linked, panics }
+    ToWrite { panics, cell: c.clone(), reach, batches, linked }
 }

@@ -1,6 +1,7 @@
 //! Syncs beside changes of names.
 
 mod full_ring;
+mod told;
 
 use super::batch::Gathered;
 use crate::{Cred, DomainId, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, Placement, RenameMode, Volume};
