@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::MountedVolume;
 use crate::volume::operation::Op;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -31,6 +32,20 @@ fn reaping<R>(work: impl FnOnce() -> R) -> Option<R> {
     }
     let _reaping = Reaping;
     Some(work())
+}
+
+/// Inodes that wait to be deleted. Where a panic at one ends that, those behind it wait on.
+struct Waiting<'a> {
+    mounted: &'a MountedVolume,
+    cells: VecDeque<Arc<Cell>>,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if !self.cells.is_empty() {
+            self.mounted.zombies.lock().extend(self.cells.drain(..));
+        }
+    }
 }
 
 impl MountedVolume {
@@ -175,9 +190,12 @@ impl MountedVolume {
     }
 
     fn reap_all(&self) -> Result<()> {
-        let all = std::mem::take(&mut *self.zombies.lock());
+        let mut all = Waiting { mounted: self, cells: std::mem::take(&mut *self.zombies.lock()).into() };
         let mut result = Ok(());
-        for c in all.into_iter().filter(|c| self.dom(c.domain).failed().is_none()) {
+        while let Some(c) = all.cells.pop_front() {
+            if self.dom(c.domain).failed().is_some() {
+                continue;
+            }
             let waits = c.state.read().durability.waits_for().any(|d, t| self.pending(d, t));
             if waits {
                 self.zombies.lock().push(c);
@@ -195,11 +213,40 @@ impl MountedVolume {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Cred, MkfsOptions, MountOptions, NewNode, Volume};
+    use braidfs_device::{Device, MemDevice};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
 
     #[test]
     fn a_thread_reaps_again_after_a_panic() {
         let panics = || reaping(|| -> () { panic!("on purpose") });
         std::panic::catch_unwind(panics).unwrap_err();
         assert!(reaping(|| reaping(|| ()).is_none()).expect("it is at it still"));
+    }
+
+    #[test]
+    fn a_panic_at_one_leaves_the_others_to_be_reaped() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(16384));
+        crate::mkfs::format(std::slice::from_ref(&device), &MkfsOptions::default()).unwrap();
+        let v = Volume::mount(vec![device], MountOptions { background: false, ..MountOptions::default() }).unwrap();
+        let node = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
+        let file = |name: &[u8]| {
+            let ino = v.create(InodeNo::ROOT, name, &node, &Cred::root()).unwrap().ino;
+            v.mounted().cell(ino).unwrap()
+        };
+        let (first, last) = (file(b"first"), file(b"last"));
+        // there is no such domain
+        let st = State::fresh(FileKind::File, 0, 0, 0, Timestamp::default());
+        let inode = InodeRef { ino: last.ino, generation: 0 };
+        let bad = Arc::new(Cell::new(inode, DomainId(999), FileKind::File, st));
+        let i = v.mounted();
+        i.zombies.lock().extend([first.clone(), bad, last.clone(), first.clone()]);
+        catch_unwind(AssertUnwindSafe(|| i.reap_zombies())).unwrap_err();
+        let left: Vec<InodeNo> = i.zombies.lock().iter().map(|c| c.ino).collect();
+        assert_eq!(left, [last.ino, first.ino], "those behind it");
+        i.reap_zombies().unwrap();
+        assert!(i.zombies.lock().is_empty());
+        drop((first, last));
+        v.unmount().unwrap();
     }
 }
