@@ -8,7 +8,7 @@
 
 use super::Space;
 use super::bitmap;
-use super::group::Group;
+use super::group::{Abandoned, Group};
 use super::limit::kept_back;
 use crate::error::Result;
 use braidfs_format::BlockAddr;
@@ -20,12 +20,22 @@ use std::sync::atomic::Ordering::Relaxed;
 /// A group with more blocks in use is not emptied.
 const SPARSE_BLOCKS: u32 = 32;
 
-/// A group that is being emptied.
+/// A group that is being emptied. One that is dropped by a panic waits for [`Space::end_abandoned`].
 #[derive(Debug)]
 pub(crate) struct Emptying {
     group: Arc<Group>,
     /// What is valid in it, and whose that is.
     pub blocks: Vec<(BlockAddr, Owner)>,
+    /// Where it goes when it is dropped, unless its end was told.
+    abandoned: Option<Abandoned>,
+}
+
+impl Drop for Emptying {
+    fn drop(&mut self) {
+        if let Some(abandoned) = self.abandoned.take() {
+            abandoned.lock().push(self.group.clone());
+        }
+    }
 }
 
 impl Emptying {
@@ -155,7 +165,7 @@ impl Space {
             return None;
         }
         self.account.add((expected - unused).max(0));
-        Some(Emptying { group, blocks: Vec::new() })
+        Some(Emptying { group, blocks: Vec::new(), abandoned: Some(self.abandoned.clone()) })
     }
 
     /// Blocks in use in group `number`; 0 where the domain has it not.
@@ -181,8 +191,9 @@ impl Space {
 
     /// Leaves an emptied group closed, for [`Self::drop_group`]; its number. `None` where it holds something: then it is one
     /// like any other again.
-    pub(crate) fn close_emptied(&self, e: Emptying) -> Option<u32> {
+    pub(crate) fn close_emptied(&self, mut e: Emptying) -> Option<u32> {
         if e.group.is_emptied() {
+            e.abandoned = None;
             self.leave_taken(u64::from(e.group.total()));
             return Some(e.group.number);
         }
@@ -191,9 +202,20 @@ impl Space {
     }
 
     /// The group is one like any other again.
-    pub(crate) fn end_emptying(&self, e: Emptying) {
-        let unused = e.group.go_on();
-        self.pool.lock().add_group(&e.group);
+    pub(crate) fn end_emptying(&self, mut e: Emptying) {
+        e.abandoned = None;
+        self.use_again(&e.group);
+    }
+
+    /// So are those whose emptying a panic has ended.
+    pub(crate) fn end_abandoned(&self) {
+        let all = std::mem::take(&mut *self.abandoned.lock());
+        all.iter().for_each(|group| self.use_again(group));
+    }
+
+    fn use_again(&self, group: &Arc<Group>) {
+        let unused = group.go_on();
+        self.pool.lock().add_group(group);
         self.account.add(unused);
     }
 

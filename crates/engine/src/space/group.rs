@@ -17,6 +17,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire, Ordering::Rela
 /// Looks at which segments are active, before all are counted.
 const LOOKS: usize = 3;
 
+/// Groups whose emptying has ended without a word, by a panic.
+pub(super) type Abandoned = Arc<braidfs_sync::plain::Mutex<Vec<Arc<Group>>>>;
+
 /// A group of the domain.
 #[derive(Debug)]
 pub(super) struct Group {

@@ -128,6 +128,8 @@ pub struct Space {
     home: Mutex<(), rank::SpaceHome>,
     /// Groups that [`Self::open`] found given back.
     returned: Vec<u32>,
+    /// Groups whose emptying a panic has ended.
+    abandoned: group::Abandoned,
     /// One segment at a time is being discarded.
     trimming: Mutex<(), rank::Trimming>,
     /// Whether segments that become free are noted in `freed`.
@@ -185,6 +187,7 @@ impl Space {
             table_sum: AtomicU64::new(0),
             home: Mutex::default(),
             returned: Vec::new(),
+            abandoned: group::Abandoned::default(),
             trimming: Mutex::default(),
             noting: AtomicBool::new(false),
             freed: Mutex::default(),

@@ -69,6 +69,17 @@ impl Volume {
     }
 }
 
+/// Nobody claims some groups, until this is dropped, by a panic as well.
+struct Avoiding<'a>(&'a MountedVolume);
+
+impl Drop for Avoiding<'_> {
+    fn drop(&mut self) {
+        let mut bat = self.0.bat.lock();
+        bat.avoid(Vec::new());
+        self.0.count_unclaimed_in(&bat);
+    }
+}
+
 impl MountedVolume {
     fn use_of_devices(&self, moved: u64) -> Rebalanced {
         let meta = u64::from(self.store.geometry().meta_blocks());
@@ -99,12 +110,13 @@ impl MountedVolume {
         let Some(d) = self.siblings.owner_of(group).map(|id| self.dom(id)) else { return Ok(false) };
         self.while_emptying(|| {
             let full: Vec<_> = full.map(|device| self.groups_of_device(device)).collect();
-            {
+            let avoiding = {
                 let mut bat = self.bat.lock();
                 bat.check_may_resize()?;
                 bat.avoid(full.clone());
                 self.count_unclaimed_in(&bat);
-            }
+                Avoiding(self)
+            };
             let own = full.into_iter().flatten().filter(|g| self.siblings.owner_of(*g) == Some(d.id));
             let mut kept = super::kept::Kept::default();
             self.keep_out_of(&mut kept, own);
@@ -134,11 +146,7 @@ impl MountedVolume {
                 }
             });
             self.let_go(&mut kept);
-            {
-                let mut bat = self.bat.lock();
-                bat.avoid(Vec::new());
-                self.count_unclaimed_in(&bat);
-            }
+            drop(avoiding);
             self.keep_drained(&mut drained);
             moved
         })

@@ -38,6 +38,21 @@ thread_local! {
     static EMPTYING: Cell<bool> = const { Cell::new(false) };
 }
 
+/// This thread is [`EMPTYING`], until it is dropped, by a panic as well: groups that it was emptying are like any others then.
+struct WhileEmptying<'a> {
+    mounted: &'a MountedVolume,
+    outer: bool,
+}
+
+impl Drop for WhileEmptying<'_> {
+    fn drop(&mut self) {
+        EMPTYING.set(self.outer);
+        if std::thread::panicking() {
+            self.mounted.domains.iter().for_each(|d| d.space.end_abandoned());
+        }
+    }
+}
+
 /// What of a domain's room a front end may have accepted writes for.
 pub(super) fn accepted(d: &Domain) -> u64 {
     d.accepted_above.load(Ordering::SeqCst)
@@ -317,10 +332,8 @@ impl MountedVolume {
 
     /// Does something that empties groups, as the one that holds `emptying`: it does not wait for itself.
     pub(super) fn while_emptying<R>(&self, empty: impl FnOnce() -> R) -> R {
-        let outer = EMPTYING.replace(true);
-        let done = empty();
-        EMPTYING.set(outer);
-        done
+        let _emptying = WhileEmptying { mounted: self, outer: EMPTYING.replace(true) };
+        empty()
     }
 
     fn empty_groups(&self, d: &Arc<Domain>) -> Result<bool> {

@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::planted::{self, Bug};
 use braidfs_device::BLOCK_BYTES;
 use braidfs_format::super_block::SuperBlock;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 impl Volume {
     /// Makes a volume larger ([`Self::grow`]) or smaller ([`Self::shrink`]), by which `progress` is told how far it is.
@@ -66,6 +66,22 @@ impl Volume {
     }
 }
 
+/// The volume becomes smaller, until this is dropped, by a panic as well.
+struct BecomesSmaller<'a>(&'a AtomicBool);
+
+impl<'a> BecomesSmaller<'a> {
+    fn begin(mark: &'a AtomicBool) -> Self {
+        mark.store(true, Ordering::SeqCst);
+        Self(mark)
+    }
+}
+
+impl Drop for BecomesSmaller<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+}
+
 impl MountedVolume {
     /// Gives up what lies behind the end of the volume that `smaller` makes of the present one, and ends there; what the
     /// superblocks said and say. `progress` as of [`End::empty`].
@@ -76,9 +92,9 @@ impl MountedVolume {
     ) -> Result<(SuperBlock, SuperBlock)> {
         let mut drained = self.emptying.lock();
         // all of it at once: others do not wait for that
-        self.becomes_smaller.store(true, Ordering::SeqCst);
+        let _smaller = BecomesSmaller::begin(&self.becomes_smaller);
         // what it makes room for must not wait for what this thread holds
-        let done = self.while_emptying(|| {
+        self.while_emptying(|| {
             let (mut end, old, sb) = End::begin(self, smaller)?;
             // Groups that a drain keeps empty are like any others for it. Those before the end that a tenant is kept off stay closed:
             // what moves does not come to lie there.
@@ -90,9 +106,7 @@ impl MountedVolume {
             drop(end);
             self.keep_drained(&mut drained);
             done.map(|()| (old, sb))
-        });
-        self.becomes_smaller.store(false, Ordering::SeqCst);
-        done
+        })
     }
 
     /// Bytes of the last device up to the end of `group`, with what is needed besides.

@@ -1,5 +1,7 @@
 //! Groups that go from domain to domain while others use them, or fail.
 
+mod panics;
+
 use crate::volume::kept::Kept;
 use crate::{
     Cred, DeviceSet, DomainId, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, SetAttr, TenantBudget, Volume,
