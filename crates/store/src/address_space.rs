@@ -277,6 +277,14 @@ impl Store {
         self.members.seat(i).errors()
     }
 
+    /// Whether a flush of device `i` has failed since the volume was opened: no later one succeeds.
+    ///
+    /// # Panics
+    /// As [`Self::device`].
+    pub fn cannot_flush(&self, i: usize) -> bool {
+        self.members.seat(i).cannot_flush()
+    }
+
     /// Whether other machines reach device `i`, too. (What [`Self::device`] gives has no [`Device::remote`].)
     ///
     /// # Panics

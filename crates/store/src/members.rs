@@ -10,7 +10,7 @@ use braidfs_format::super_block::{DeviceEntry, MAX_DEVICES};
 use braidfs_format::{BlockAddr, Geometry};
 use braidfs_sync::{PassLock, rank};
 use std::io;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Devices that one volume can have had one after the other until it is closed.
@@ -49,6 +49,7 @@ impl Seat {
             elsewhere: device.remote().is_some(),
             inner: PassLock::of_device(Some(SharedFlushes::of(device))),
             errors: AtomicU64::new(0),
+            cannot_flush: AtomicBool::new(false),
         });
         Self {
             device: Arc::clone(&member) as Arc<dyn Device>,
@@ -66,6 +67,11 @@ impl Seat {
     /// Other machines reach it, too.
     pub fn is_elsewhere(&self) -> bool {
         self.member.elsewhere
+    }
+
+    /// A flush failed, and so will every later one.
+    pub fn cannot_flush(&self) -> bool {
+        self.member.cannot_flush.load(Ordering::Relaxed)
     }
 
     /// Calls that the device answered with an error.
@@ -151,6 +157,8 @@ struct Member {
     inner: PassLock<Option<Arc<dyn Device>>, rank::Member>,
     /// Of calls, since the volume was opened; what it cannot do is none.
     errors: AtomicU64,
+    /// A flush was one of them.
+    cannot_flush: AtomicBool,
 }
 
 impl Member {
@@ -197,7 +205,11 @@ impl Device for Member {
     }
     fn flush(&self) -> io::Result<()> {
         // what lay on one that has left is nobody's
-        self.inner.read().as_ref().map_or(Ok(()), |d| d.flush().inspect_err(|e| self.count(e)))
+        let flushed = self.inner.read().as_ref().map_or(Ok(()), |d| d.flush());
+        flushed.inspect_err(|e| {
+            self.count(e);
+            self.cannot_flush.store(true, Ordering::Relaxed);
+        })
     }
     fn shares_flushes(&self) -> bool {
         true

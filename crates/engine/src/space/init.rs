@@ -21,7 +21,8 @@ use braidfs_format::{BLOCK_BYTES, BlockAddr, DomainId};
 impl Space {
     /// Writes blank metadata for `group`, claimed by `domain` with the claim's `epoch`: header, segment table, owner
     /// tables and a node table without nodes. `journal` (first block in the group, blocks) is marked as in use, and
-    /// the segments that it touches are of kind [`SegmentKind::Journal`]. Does not flush.
+    /// the segments that it touches are of kind [`SegmentKind::Journal`]. Flushes none of that; where the group was somebody's before, its device
+    /// is flushed in between.
     ///
     /// # Errors
     /// [`Error::Invalid`] where the group is too short for its metadata or the journal does not fit; of the device.
@@ -85,7 +86,7 @@ impl Space {
             if !blocks.is_empty() {
                 let ops: Vec<_> = blocks.iter().map(|(addr, b)| (*addr, vec![b.as_slice()])).collect();
                 store.write_batch(&ops)?;
-                store.flush()?;
+                store.flush_groups([group])?;
             }
         }
         for index in 0..geometry.node_blocks() {

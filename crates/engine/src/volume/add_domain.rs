@@ -5,6 +5,7 @@
 //! crash leaves a group that is nobody's and a header that nobody reads, or the domain. The superblocks tell the number of
 //! domains afterwards: who finds the table short of a domain that they tell of knows that a claim was lost.
 
+use super::claim::Unmade;
 use super::groups::Bat;
 use super::mount::open_domain;
 use super::{MountedVolume, Volume};
@@ -99,21 +100,29 @@ impl MountedVolume {
 
     /// All that a mount reads of a domain, durably.
     fn make_domain(&self, bat: &mut Bat, id: DomainId, tenant_flags: u32, devices: DeviceSet) -> Result<()> {
-        let (store, sb) = (&self.store, *self.sb.read());
+        let find = |bat: &mut Bat| self.whole_group(bat, devices);
+        let make = |bat: &mut Bat, group, epoch| self.make_domain_in(bat, id, tenant_flags, (group, epoch));
+        self.find_claimable(bat, find, make)?.map(drop).ok_or(Error::NoSpace)
+    }
+
+    /// [`Self::make_domain`] with its journal in this group, claimed with that epoch.
+    fn make_domain_in(&self, bat: &mut Bat, id: DomainId, tenant_flags: u32, at: (u32, u32)) -> Result<(), Unmade> {
+        let (store, sb, (group, epoch)) = (&self.store, *self.sb.read(), at);
         let geometry = store.geometry();
-        let Some(group) = self.whole_group(bat, devices)? else { return Err(Error::NoSpace) };
-        let epoch = bat.entry(group).epoch.wrapping_add(1);
         let first = self.domains.iter().next().map_or(0, |d| d.journal.blocks() as u32);
         let (at, blocks) = (geometry.meta_blocks(), first.min(geometry.journal_max(store.group_blocks(group))));
         let start = geometry.group_start(group).0 + u64::from(at);
 
-        let header = || -> Result<()> {
+        let journal = || -> Result<()> {
             // what a file had there must not look like a chunk
             let zeros = vec![0; ZERO_BLOCKS as usize * BLOCK_BYTES];
             for done in (0..blocks).step_by(ZERO_BLOCKS as usize) {
                 let n = (blocks - done).min(ZERO_BLOCKS) as usize;
                 store.write(BlockAddr(start + u64::from(done)), &zeros[..n * BLOCK_BYTES])?;
             }
+            Ok(store.flush_groups([group])?)
+        };
+        let header = || -> Result<()> {
             let mut h = DomainHeader::empty();
             h.domain = id.0.into();
             h.flags = CLEAN.into();
@@ -125,21 +134,25 @@ impl MountedVolume {
             // nothing that an attempt before this one wrote is the newer copy
             both.resize(2 * BLOCK_BYTES, 0);
             store.device(0).write(pair, &both)?;
-            Ok(store.flush()?)
+            Ok(store.device(0).flush()?)
         };
-        let claim = || -> Result<()> {
-            // behind the header, so that whoever finds the group's header only may believe it
+        let tables = || -> Result<()> {
             Space::init_group(store, id, group, epoch, Some((at, blocks)))?;
-            store.flush()?;
-            bat.set(&**store.device(0), group as usize, BatEntry { domain: Some(id), epoch })
+            Ok(store.flush_groups([group])?)
         };
-        planted::in_order(Bug::DomainEarly, header, claim)
+        let claim = || -> Result<(), Unmade> {
+            // behind the header, so that whoever finds the group's header only may believe it
+            tables().map_err(Unmade::Group)?;
+            bat.set(&**store.device(0), group as usize, BatEntry { domain: Some(id), epoch }).map_err(Unmade::Volume)
+        };
+        journal().map_err(Unmade::Group)?;
+        planted::in_order(Bug::DomainEarly, || header().map_err(Unmade::Volume), claim)
     }
 
     /// A group of these devices that is nobody's and as long as groups are; where there is none, one that a domain gives back.
     fn whole_group(&self, bat: &mut Bat, devices: DeviceSet) -> Result<Option<u32>> {
         let all = self.store.geometry().group_blocks();
-        let not = self.forbidden(devices);
+        let not = self.unclaimable(devices);
         let whole = |bat: &Bat| {
             let free = (0u32..).zip(bat.claimable_but(&not)).filter(|(_, owner)| owner.is_none());
             free.map(|(g, _)| g).find(|g| self.store.group_blocks(*g) == all)

@@ -11,6 +11,7 @@ use braidfs_format::group::GroupHeader;
 use braidfs_format::super_block::SuperBlock;
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::time::Instant;
 
 /// `seq` of a pair that is written for the first time.
 const FIRST_SEQ: u64 = 1;
@@ -41,8 +42,8 @@ pub struct Bat {
     /// The device may say that these groups were claimed: a write that said so failed. Nobody claims them until the block of
     /// the table is written again.
     unsure: BTreeSet<usize>,
-    /// These could not be claimed: a write to them, or a flush of their device, failed. Nobody claims them in this mount.
-    broken: BTreeSet<usize>,
+    /// What was written to these, or to their devices, failed: nobody claims them until then.
+    resting: Vec<(Range<u32>, Instant)>,
 }
 
 impl Bat {
@@ -68,7 +69,7 @@ impl Bat {
             volume: sb.volume_id(),
             next: 0,
             unsure: BTreeSet::new(),
-            broken: BTreeSet::new(),
+            resting: Vec::new(),
         };
         let mut buf = vec![0u8; 2 * BLOCK_BYTES];
         while b.entries.len() < groups {
@@ -133,19 +134,29 @@ impl Bat {
     }
     /// Whether `group` must not be claimed although it may be nobody's.
     fn is_kept(&self, group: usize) -> bool {
-        let lost = self.unsure.contains(&group) || self.broken.contains(&group);
-        lost || self.drained.contains(&(group as u32)) || is_among(group, &self.avoided)
+        self.is_lost(group) || self.drained.contains(&(group as u32)) || is_among(group, &self.avoided)
     }
-    /// Has none of these groups claimed in this mount: what their device was asked for has failed.
-    pub(super) fn give_up(&mut self, groups: Range<usize>) {
-        self.broken.extend(groups);
+    /// Whether something failed for which `group` is not claimed.
+    fn is_lost(&self, group: usize) -> bool {
+        self.unsure.contains(&group) || self.resting.iter().any(|(groups, _)| groups.contains(&(group as u32)))
     }
-    /// Owners of the groups that can be claimed where they are nobody's; of one that the device may say is claimed, or that is
-    /// kept free, none that there is.
-    pub fn claimable(&self) -> impl Iterator<Item = Option<DomainId>> + '_ {
-        self.claimable_but(&[])
+    /// Has none of these groups claimed before `end`: what was written to them has failed.
+    pub(super) fn leave_alone(&mut self, groups: Range<u32>, end: Instant) {
+        self.resting.retain(|(r, _)| *r != groups);
+        self.resting.push((groups, end));
     }
-    /// [`Self::claimable`] of who may not have these groups.
+    /// Has those claimed again whose time has come by `now`; whether there are any.
+    pub(super) fn try_again(&mut self, now: Instant) -> bool {
+        let before = self.resting.len();
+        self.resting.retain(|(_, end)| *end > now);
+        self.resting.len() < before
+    }
+    /// Whether all of these groups are left alone.
+    pub(super) fn rests(&self, groups: &Range<u32>) -> bool {
+        self.resting.iter().any(|(r, _)| r.start <= groups.start && groups.end <= r.end)
+    }
+    /// Owners of the groups that can be claimed where they are nobody's, by who may not have these; of one that the device may say
+    /// is claimed, or that is kept free, none that there is.
     pub(super) fn claimable_but<'a>(
         &'a self,
         forbidden: &'a [Range<u32>],
@@ -157,8 +168,7 @@ impl Bat {
     pub(super) fn avoided_but<'a>(&'a self, forbidden: &'a [Range<u32>]) -> impl Iterator<Item = u32> + 'a {
         let end = self.claim_end() as u32;
         let free = |g: &u32| self.entries[*g as usize].domain.is_none();
-        let lost = |g: usize| self.unsure.contains(&g) || self.broken.contains(&g);
-        let only = move |g: &u32| !lost(*g as usize) && !self.drained.contains(g);
+        let only = move |g: &u32| !self.is_lost(*g as usize) && !self.drained.contains(g);
         let may = move |g: &u32| *g < end && !is_among(*g as usize, forbidden);
         self.avoided.iter().cloned().flatten().filter(may).filter(free).filter(only)
     }
@@ -171,7 +181,7 @@ impl Bat {
         self.doubtful = None;
         self.groups = groups.min(self.entries.len());
         // behind the end another device may come
-        self.broken.retain(|g| *g < groups);
+        self.resting.retain(|(r, _)| r.end as usize <= groups);
     }
     /// One more pair. Where the device has it already it stays, so that the epochs of its groups go on; a group in it that
     /// the volume has not can be nobody's. Does not flush.
@@ -236,11 +246,7 @@ impl Bat {
     pub fn entry(&self, group: u32) -> BatEntry {
         self.all().get(group as usize).copied().unwrap_or_default()
     }
-    /// Groups without an owner.
-    pub fn free_groups(&self) -> u32 {
-        self.free_groups_but(&[])
-    }
-    /// [`Self::free_groups`] that are not among these.
+    /// Groups without an owner that can be claimed and are not among these.
     pub(super) fn free_groups_but(&self, forbidden: &[Range<u32>]) -> u32 {
         self.claimable_but(forbidden).filter(Option::is_none).count() as u32
     }
@@ -334,21 +340,24 @@ mod tests {
         let v = Volume::mount(devices, MountOptions { background: false, ..MountOptions::default() }).unwrap();
         let i = v.mounted();
         let mut bat = i.bat.lock();
-        let (all, g) = (bat.free_groups(), bat.find_free(&[]).unwrap());
+        let (all, g) = (bat.free_groups_but(&[]), bat.find_free(&[]).unwrap());
         let claim = |bat: &mut Bat, g: usize, d| {
             let epoch = bat.entry(g as u32).epoch + 1;
             bat.set(&**i.store.device(0), g, BatEntry { domain: Some(DomainId(d)), epoch })
         };
         faulty.add(Rule::new(Op::Write, Effect::Fail(5)).times(1));
         assert!(claim(&mut bat, g, 0).is_err());
-        assert_eq!(bat.free_groups(), all - 1);
+        assert_eq!(bat.free_groups_but(&[]), all - 1);
         let other = bat.find_free(&[]).unwrap();
         assert_ne!(other, g);
-        assert!(bat.claimable().nth(g).unwrap().is_some() && bat.groups_of(DomainId(0)).iter().all(|o| *o != g as u32));
+        assert!(
+            bat.claimable_but(&[]).nth(g).unwrap().is_some()
+                && bat.groups_of(DomainId(0)).iter().all(|o| *o != g as u32)
+        );
         // now the device says what memory does
         claim(&mut bat, other, 1).unwrap();
-        assert_eq!(bat.free_groups(), all - 1);
-        assert!(bat.claimable().nth(g).unwrap().is_none());
+        assert_eq!(bat.free_groups_but(&[]), all - 1);
+        assert!(bat.claimable_but(&[]).nth(g).unwrap().is_none());
         bat.set_free(&**i.store.device(0), other as u32).unwrap();
         drop(bat);
         v.unmount().unwrap();

@@ -6,6 +6,7 @@
 pub mod add_device;
 pub mod add_domain;
 pub mod background;
+pub mod claim;
 mod cleaner;
 mod compaction;
 pub mod device_use;

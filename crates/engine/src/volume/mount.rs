@@ -166,6 +166,7 @@ fn open(
         cleaner_share: Mutex::default(),
         own_work: OwnWork::default(),
         drained: Default::default(),
+        resting: AtomicU32::new(0),
         claim_end: AtomicU32::new(u32::MAX),
         pool: RwLock::new(None),
         committers,

@@ -78,6 +78,8 @@ pub(crate) struct MountedVolume {
     pub own_work: OwnWork,
     /// The groups of a device that is drained, as the table of owners has it: the first one, and the one behind the last.
     pub drained: [AtomicU32; 2],
+    /// Devices, a bit each, on which claims have failed a moment ago, as the table of owners has it.
+    pub resting: AtomicU32,
     /// The first group that must not be claimed, as the table of owners has it.
     pub claim_end: AtomicU32,
     /// fsync and sync that go on behind a [`Ticket`](crate::Ticket).

@@ -215,7 +215,7 @@ impl MountedVolume {
             For::NewDomain(_) => (None, self.store.geometry().group_blocks()),
         };
         let mut all = Vec::new();
-        for o in self.domains.iter().filter(|o| Some(o.id) != but && o.failed().is_none()) {
+        for o in self.domains.iter().filter(|o| Some(o.id) != but && o.failed().is_none() && self.can_flush(o)) {
             for (g, used, total) in o.space.used_groups() {
                 let fits = self.can_claim(g, &not) && g != o.journal_group() && !tried.contains(&g);
                 let fits = fits && self.store.group_blocks(g) >= least;

@@ -1,4 +1,4 @@
-//! Room: groups that domains take and give back online (SpanFS section 3.2.1), and what they can still write.
+//! Room: groups that domains take ([`super::claim`]) and give back online (SpanFS section 3.2.1), and what they can still write.
 //!
 //! A group of the volume is a domain's or nobody's. A domain without room takes one of nobody's, else others give back
 //! those of theirs that hold nothing: no block and no inode in use, and nothing that a crash could bring back. What is
@@ -12,17 +12,14 @@ use crate::device_set::DeviceSet;
 use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::nodes::NodeTable;
-use crate::planted::{Bug, planted};
-use crate::space::Space;
 use crate::types::*;
-use braidfs_format::BLOCK_BYTES;
-use braidfs_format::bat::BatEntry;
 use braidfs_format::super_block::{DeviceEntry, MAX_DEVICES};
 use braidfs_sync::phases::{self, Phase};
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 /// Groups that a domain gives back at once at most: they share a checkpoint.
 const GIVE_MAX: usize = 8;
@@ -74,7 +71,8 @@ impl MountedVolume {
     pub(super) fn count_unclaimed_in(&self, bat: &super::groups::Bat) {
         let meta = u64::from(self.store.geometry().meta_blocks());
         let (sb, mut of) = (*self.sb.read(), [0; MAX_DEVICES]);
-        for (g, _) in (0u32..).zip(bat.claimable()).filter(|(_, owner)| owner.is_none()) {
+        let not = self.unclaimable(DeviceSet::ALL);
+        for (g, _) in (0u32..).zip(bat.claimable_but(&not)).filter(|(_, owner)| owner.is_none()) {
             let device = sb.device_table().partition_point(|d| d.first_group.get() <= g).saturating_sub(1);
             of[device] += u64::from(self.store.group_blocks(g)).saturating_sub(meta);
         }
@@ -84,12 +82,22 @@ impl MountedVolume {
         let drained = bat.drained();
         self.drained[1].store(drained.end, Ordering::Relaxed);
         self.drained[0].store(drained.start, Ordering::Relaxed);
+        let groups = |d: &DeviceEntry| d.first_group.get()..d.first_group.get() + d.groups.get();
+        let rests = sb.device_table().iter().enumerate().filter(|(_, d)| bat.rests(&groups(d)));
+        self.resting.store(rests.fold(0, |bits, (n, _)| bits | 1 << n), Ordering::Relaxed);
+    }
+
+    /// Free blocks of groups on these devices that nobody owns, and that can be claimed.
+    fn unclaimed_on(&self, devices: DeviceSet) -> u64 {
+        let lost = (0..self.store.devices()).filter(|n| devices.contains(*n) && self.store.cannot_flush(*n));
+        let lost = lost.map(|n| self.shared.unclaimed_of[n].load(Ordering::Relaxed)).sum();
+        self.shared.unclaimed_on(devices).saturating_sub(lost)
     }
 
     /// Groups on these devices that are nobody's, and that nobody claims for a moment ([`super::groups::Bat::avoid`]); and their data
     /// blocks.
     pub(super) fn avoided_on(&self, bat: &super::groups::Bat, devices: DeviceSet) -> (u64, u64) {
-        let (meta, not) = (u64::from(self.store.geometry().meta_blocks()), self.forbidden(devices));
+        let (meta, not) = (u64::from(self.store.geometry().meta_blocks()), self.unclaimable(devices));
         let blocks = |g: u32| u64::from(self.store.group_blocks(g)).saturating_sub(meta);
         bat.avoided_but(&not).fold((0, 0), |(n, all), g| (n + 1, all + blocks(g)))
     }
@@ -97,95 +105,6 @@ impl MountedVolume {
     /// The groups of a device that is drained: nobody claims them. A hint.
     pub(super) fn drained_groups(&self) -> std::ops::Range<u32> {
         self.drained[0].load(Ordering::Relaxed)..self.drained[1].load(Ordering::Relaxed)
-    }
-
-    /// Gives the domain another group: one of nobody's, else one that holds nothing of a domain that can spare it. False
-    /// where there is none. The claim is durable before the first block of it can be named by anything durable.
-    ///
-    /// # Errors
-    /// Of the device.
-    pub fn claim_group(&self, d: &Arc<Domain>) -> Result<bool> {
-        if d.space.at_limit() {
-            return Ok(false);
-        }
-        self.claim_beyond_limit(d, Need::Blocks)
-    }
-
-    /// [`Self::claim_group`], also where a limit keeps the domain from using more blocks: it needs numbers of inodes, or what
-    /// was promised before the limit went down.
-    ///
-    /// # Errors
-    /// Of the device.
-    pub(crate) fn claim_beyond_limit(&self, d: &Arc<Domain>, need: Need) -> Result<bool> {
-        self.shared.check_alive()?;
-        let before = d.space.groups().len();
-        let mut bat = self.bat.lock();
-        if d.space.groups().len() > before {
-            return Ok(true); // somebody else did it meanwhile
-        }
-        let not = self.forbidden(d.devices());
-        let mut failed: Result<bool> = Ok(false);
-        let (g, epoch) = loop {
-            let free = match bat.find_free(&not) {
-                None if self.give_back(&mut bat, Some(d.id), &not)? => bat.find_free(&not),
-                // what was accepted before its tenant was kept off a device is not lost for want of room elsewhere
-                None if need == Need::Blocks && d.space.promised() > 0 => bat.find_free(&[]),
-                found => found,
-            };
-            let Some(g) = free else { return failed };
-            let epoch = bat.entry(g as u32).epoch.wrapping_add(1);
-            match self.make_claimable(d, g as u32, epoch) {
-                Ok(()) => break (g, epoch),
-                // that of another device may be sound
-                Err((groups, e)) => {
-                    tracing::warn!("{} cannot take group {g}: {e}", d.id);
-                    bat.give_up(groups);
-                    // nobody gets them now: they are no room either
-                    self.count_unclaimed_in(&bat);
-                    failed = failed.and(Err(e));
-                }
-            }
-        };
-        let group = g as u32;
-        if let Err(e) = bat.set(&**self.store.device(0), g, BatEntry { domain: Some(d.id), epoch }) {
-            // nobody gets it now: it is no room either
-            self.count_unclaimed_in(&bat);
-            return Err(e);
-        }
-        d.space.add_group_when(group, || {
-            // first, so that an inode made in it by another thread is found at once
-            self.siblings.set_owner(group, Some(d.id));
-            d.nodes.add_group(group, &d.space)?;
-            d.nodes.keep_group(group, self.gives_no_numbers(&bat, d, group));
-            Ok(())
-        })?;
-        self.count_unclaimed_in(&bat);
-        tracing::debug!("{} takes group {group}", d.id);
-        Ok(true)
-    }
-
-    /// Writes blank metadata to a group that is nobody's, for a claim with `epoch`, and makes it durable: on the group's device,
-    /// which alone was written to. Else the error, and the groups that are not to be claimed for it.
-    fn make_claimable(&self, d: &Domain, group: u32, epoch: u32) -> Result<(), (Range<usize>, Error)> {
-        let one = group as usize..group as usize + 1;
-        Space::init_group(&self.store, d.id, group, epoch, None).map_err(|e| (one, e))?;
-        // with the entry of the table
-        d.budget.charge_run(Way::Write, (self.store.geometry().meta_blocks() as usize + 1) * BLOCK_BYTES);
-        let flushed = if planted(Bug::ClaimOneDevice) {
-            self.store.device(0).flush().map_err(Error::Io)
-        } else {
-            self.store.flush_groups([group]).map_err(Error::from)
-        };
-        // a device that could not flush never can again
-        flushed.map_err(|e| (self.groups_beside(group), e))
-    }
-
-    /// All groups of the device that has `group`.
-    fn groups_beside(&self, group: u32) -> Range<usize> {
-        let sb = *self.sb.read();
-        let of = |d: &DeviceEntry| d.first_group.get() as usize..(d.first_group.get() + d.groups.get()) as usize;
-        let one = group as usize..group as usize + 1;
-        sb.device_table().iter().map(of).find(|all| all.contains(&(group as usize))).unwrap_or(one)
     }
 
     /// Has the domain that can spare most groups give some back, for `to`, or for a domain to be, which cannot have those
@@ -244,8 +163,11 @@ impl MountedVolume {
 
     /// Groups that a domain could give back, and go without, a hint: those that it can now, and those that it can when
     /// the metadata in them has been written elsewhere; and the blocks of all. None of those among `not`, and none that
-    /// leaves it less than `kept` blocks.
+    /// leaves it less than `kept` blocks. None of a domain that could not flush what giving them back writes.
     fn spare(&self, d: &Domain, not: &[Range<u32>], kept: u64) -> (Vec<u32>, Vec<u32>, u64) {
+        if !self.can_flush(d) {
+            return Default::default();
+        }
         let mut blocks = 0;
         let mut fits = |n: u64, room: u64| {
             let can = d.space.can_spare(blocks + n + room, kept);
@@ -263,7 +185,8 @@ impl MountedVolume {
     /// Whether a domain that may not have those among `not` could claim a group if it were nobody's, a hint.
     pub(super) fn can_claim(&self, group: u32, not: &[Range<u32>]) -> bool {
         let end = self.claim_end.load(Ordering::Relaxed);
-        group < end && !self.drained_groups().contains(&group) && !not.iter().any(|n| n.contains(&group))
+        let there = group < end && !self.drained_groups().contains(&group) && !not.iter().any(|n| n.contains(&group));
+        there && self.store.device_of(group).is_some_and(|device| self.takes_claims(device))
     }
 
     /// Has a domain write the metadata elsewhere that keeps groups from being empty; whether there was some. Does nothing
@@ -446,7 +369,7 @@ impl MountedVolume {
     }
 
     fn room_as(&self, d: &Domain, enough: u64, kept: fn(&Domain) -> u64, with: impl Fn(u64) -> u64) -> u64 {
-        let mut more = self.shared.unclaimed_on(d.devices());
+        let mut more = self.unclaimed_on(d.devices());
         let sure = with(more);
         if sure >= enough {
             return sure;
@@ -477,7 +400,11 @@ impl Volume {
     pub fn statfs(&self) -> StatFs {
         let i = self.mounted();
         // a group that goes from hand to hand meanwhile would count twice, or not at all
-        let bat = i.bat.lock();
+        let mut bat = i.bat.lock();
+        let not = i.unclaimable(DeviceSet::ALL);
+        if bat.try_again(Instant::now()) || !not.is_empty() {
+            i.count_unclaimed_in(&bat);
+        }
         let mut s = StatFs::default();
         for d in &i.domains {
             let x = d.space.stats();
@@ -491,7 +418,7 @@ impl Volume {
         let unclaimed = i.shared.unclaimed.load(Ordering::Relaxed);
         // those that nobody takes just now are there all the same
         let (avoided, avoided_blocks) = i.avoided_on(&bat, DeviceSet::ALL);
-        let free_groups = u64::from(bat.free_groups()) + avoided;
+        let free_groups = u64::from(bat.free_groups_but(&not)) + avoided;
         s.blocks += unclaimed + avoided_blocks;
         s.free += unclaimed + avoided_blocks;
         // whoever takes them keeps some back

@@ -683,7 +683,7 @@ impl MountedVolume {
     /// those of its groups, and gets more.)
     pub(super) fn inodes_of_tenant(&self, d: &Domain, s: &mut StatFs) {
         let (used, Some(limit)) = d.inodes.used_and_limit() else { return };
-        let groups = self.bat.lock().free_groups_but(&self.forbidden(d.devices()));
+        let groups = self.bat.lock().free_groups_but(&self.unclaimable(d.devices()));
         let most = d.nodes.free_for_inodes() + u64::from(groups) * NodeTable::inodes_of_group(self.store.geometry());
         s.inodes = limit.min(used.saturating_add(most)).max(used);
         s.inodes_free = s.inodes - used;
