@@ -7,6 +7,7 @@
 use super::Domain;
 use crate::braid::frontier::Frontier;
 use crate::error::{Error, Result};
+use crate::nodes::Closing;
 use crate::planted::{self, Bug, planted};
 use crate::space::Emptying;
 use crate::types::{InodeNo, TxId, Way};
@@ -74,12 +75,16 @@ impl Domain {
     /// # Errors
     /// Of the device: the domain is then read-only.
     pub(crate) fn give_up_groups(&self, groups: &[u32], given: impl FnOnce(&[u32]) -> Result<()>) -> Result<()> {
+        if self.nodes.is_few_without(groups.len() as u64) {
+            // what has been promised numbers takes them first, in those groups perhaps
+            self.commit()?;
+        }
         let _one = self.checkpoint_lock.lock();
         let close = |g: &u32| {
             if !self.space.close_group(*g) {
                 return false;
             }
-            let closed = self.nodes.close_group(*g);
+            let closed = self.close_numbers(*g) == Closing::Done;
             if !closed {
                 self.space.reopen_group(*g);
             }

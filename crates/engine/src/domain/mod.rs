@@ -56,7 +56,7 @@ use crate::cell::cache::{CellCache, Memory};
 use crate::cell::{Body, Cell, State};
 use crate::error::{Error, Result};
 use crate::journal::Journal;
-use crate::nodes::NodeTable;
+use crate::nodes::{Closing, NodeTable};
 use crate::planted::{Bug, planted};
 use crate::space::Space;
 use crate::store::Store;
@@ -330,6 +330,11 @@ impl Domain {
     /// Whether something changed in the running transaction.
     pub fn has_changes(&self) -> bool {
         !self.gate.read().is_empty()
+    }
+    /// No number of a group is given out any more, where none is in use, and what has changed can be committed without
+    /// ([`NodeTable::close_group`]). The caller is inside no gate.
+    pub(crate) fn close_numbers(&self, group: u32) -> Closing {
+        self.nodes.close_group(group, || (self.gate.read().cost() / tx::CELL_COST) as u64)
     }
     /// A thread of the volume's own begins to work for the domain: it runs on the CPUs of the domain's node from now on. Others stay
     /// where they are, and so does everybody where there is one node.

@@ -139,8 +139,13 @@ impl NodeTable {
 
     /// Slots of the reserve, free or not.
     pub(crate) fn reserve(&self) -> u64 {
+        self.reserve_of(self.total())
+    }
+
+    /// [`Self::reserve`] of a domain with room for so many nodes.
+    pub(super) fn reserve_of(&self, total: u64) -> u64 {
         let g = self.store.geometry();
-        let groups = self.total().div_ceil(u64::from(g.nodes()));
+        let groups = total.div_ceil(u64::from(g.nodes()));
         groups * u64::from(NodeGroup::reserved(g.node_blocks()))
     }
 
@@ -315,7 +320,7 @@ impl NodeTable {
         all
     }
 
-    /// Nodes that the domain's groups have room for.
+    /// Nodes that the domain's groups have room for, but for those that are about to leave it.
     pub fn total(&self) -> u64 {
         self.total.load(Relaxed)
     }

@@ -9,6 +9,16 @@ use braidfs_format::node::NodeEntry;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+/// What has become of a group of which no node is to be given out any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Closing {
+    Done,
+    /// Some of its nodes are in use.
+    InUse,
+    /// The domain has too few others.
+    Needed,
+}
+
 impl NodeTable {
     /// Whether no node of group `number` is in use or taken. Reads the table blocks that were not read yet; one that does
     /// not hold counts as in use.
@@ -18,23 +28,70 @@ impl NodeTable {
         self.unused(&group)
     }
 
-    /// No node of group `number` is given out from now on, where none is; whether that is so.
-    pub(crate) fn close_group(&self, number: u32) -> bool {
-        let Some(group) = self.group(number) else { return false };
+    /// No node of group `number` is given out from now on, and its slots count as none, where none is in use and the domain can do
+    /// without them: beside as many inodes as have `changed` and are not written yet, about, for which a commit may need some.
+    pub(crate) fn close_group(&self, number: u32, changed: impl FnOnce() -> u64) -> Closing {
+        let Some(group) = self.group(number) else { return Closing::InUse };
         self.count_group(&group);
-        group.closed.store(true, Relaxed);
-        if self.unused(&group) {
-            return true;
+        let closed = group.closed.swap(true, Relaxed);
+        if !self.unused(&group) {
+            group.closed.store(closed, Relaxed);
+            return Closing::InUse;
         }
-        group.closed.store(false, Relaxed);
-        false
+        if closed {
+            return Closing::Done;
+        }
+        let slots = self.slots();
+        self.free.add(-(slots as i64));
+        self.total.fetch_sub(slots, Relaxed);
+        // who is promised some from here on is told of these no more
+        if self.is_few_without(0) {
+            self.few.store(true, Relaxed);
+        }
+        if self.is_short(changed) {
+            self.reopen_group(number);
+            return Closing::Needed;
+        }
+        Closing::Done
+    }
+
+    /// Whether the domain can do without the slots of so many groups, in which none is in use; a hint.
+    pub(crate) fn can_spare(&self, groups: u64) -> bool {
+        let leave = groups * self.slots();
+        let reserve = self.reserve_of(self.total().saturating_sub(leave));
+        self.has_free(leave + reserve / 4 * 3)
+    }
+
+    /// Whether without the slots of so many groups there would be so few that operations have to ask for them
+    /// ([`Self::is_short`]).
+    pub(crate) fn is_few_without(&self, groups: u64) -> bool {
+        let leave = groups * self.slots();
+        !self.has_free(leave + 2 * self.reserve_of(self.total().saturating_sub(leave)))
     }
 
     /// Gives numbers of the group again, after [`Self::close_group`] whose group could not be given up.
     pub(crate) fn reopen_group(&self, number: u32) {
-        if let Some(group) = self.group(number) {
-            group.closed.store(false, Relaxed);
-        }
+        let Some(group) = self.group(number).filter(|g| g.closed.load(Relaxed)) else { return };
+        self.free.add(self.slots() as i64);
+        self.total.fetch_add(self.slots(), Relaxed);
+        group.closed.store(false, Relaxed);
+    }
+
+    /// Slots of a group in which none is taken.
+    fn slots(&self) -> u64 {
+        u64::from(self.store.geometry().nodes())
+    }
+
+    /// Whether so many slots are free. Reads no more of the table blocks that were not read yet than are needed for that.
+    fn has_free(&self, least: u64) -> bool {
+        let enough = || self.free.sum() >= least as i64;
+        let groups = || self.groups.read().values().cloned().collect::<Vec<_>>();
+        enough()
+            || self.uncounted.load(Relaxed) > 0
+                && groups().iter().any(|g| {
+                    self.count_group(g);
+                    enough()
+                })
     }
 
     /// Has no slot of group `number` given out for the time being (`true`), but to a commit that finds none elsewhere
@@ -71,14 +128,10 @@ impl NodeTable {
     /// Forgets a closed group that is the domain's no longer.
     pub(crate) fn drop_group(&self, number: u32) {
         let Some(group) = self.groups.write().remove(&number) else { return };
-        let mut free = 0;
+        // its slots have not counted since it was closed
         for block in &group.blocks {
-            let mut state = block.state.lock();
-            free += i64::from(state.free());
-            state.table.forget(&self.resident);
+            block.state.lock().table.forget(&self.resident);
         }
-        self.free.add(-free);
-        self.total.fetch_sub(u64::from(self.store.geometry().nodes()), Relaxed);
     }
 
     fn group(&self, number: u32) -> Option<Arc<NodeGroup>> {

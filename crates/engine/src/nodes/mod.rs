@@ -36,6 +36,7 @@ use braidfs_format::{Corrupt, DomainId, NodeId};
 use braidfs_sync::slots::{Counter, Line, PerSlot};
 use braidfs_sync::{Mutex, PassLock, PassPart, rank};
 use cache::{BlockCache, Kind};
+pub(crate) use giving::Closing;
 use slots::{Cursor, NodeGroup};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;

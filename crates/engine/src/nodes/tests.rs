@@ -381,6 +381,40 @@ fn entries_are_evicted() {
     assert_eq!(used(&table).len(), 2000);
 }
 
+/// Slots of a group that is about to leave are promised to nobody, and it does not leave where they are needed.
+#[test]
+fn a_closed_group_has_no_slots() {
+    let (_device, store) = fixture();
+    let table = open_table(&store, &GROUPS).unwrap();
+    let of = |node: NodeId| store.geometry().node_place(node).unwrap().0;
+    let counts = || (table.total(), table.free());
+    let all = counts();
+    assert!(table.can_spare(1) && !table.can_spare(2));
+    assert_eq!(table.close_group(2, || 0), Closing::Done);
+    assert_eq!(counts(), (NODES / 2 - 1, NODES / 2 - 2));
+    assert_eq!(table.close_group(2, || 0), Closing::Done);
+    assert_eq!(counts(), (NODES / 2 - 1, NODES / 2 - 2));
+    while let Some((node, _)) = table.alloc(None).unwrap() {
+        assert_eq!(of(node), 0);
+    }
+    let reserve = table.reserve();
+    assert_eq!((table.free(), table.is_short(|| 0)), (reserve, false));
+    table.reopen_group(2);
+    assert_eq!((table.total(), table.free(), table.reserve()), (all.0, NODES / 2 + reserve, 2 * reserve));
+    // so many may be needed by what has changed
+    assert_eq!(table.close_group(2, || reserve), Closing::Needed);
+    assert!(table.is_empty(2) && table.free() == NODES / 2 + reserve);
+    assert_eq!(table.close_group(2, || 0), Closing::Done);
+    // and so many of the reserve are gone
+    let taken: Vec<_> = (0..reserve / 2).map(|_| table.alloc_overflow(NodeId(300)).unwrap().unwrap().0).collect();
+    assert!(taken.iter().all(|node| of(*node) == 0) && table.is_short(|| 0));
+    table.reopen_group(2);
+    assert!(!table.can_spare(1));
+    assert_eq!(table.close_group(2, || 0), Closing::Needed);
+    let (node, _) = table.alloc_overflow(NodeId(300)).unwrap().unwrap();
+    assert_eq!((of(node), table.close_group(2, || 0)), (2, Closing::InUse));
+}
+
 /// A thread whose cursor is in a group that has left looks for a slot elsewhere, and reads nothing of that group.
 #[test]
 fn a_cursor_in_a_group_that_left() {
@@ -389,7 +423,7 @@ fn a_cursor_in_a_group_that_left() {
     let (node, _) = table.alloc(Some(store.geometry().node(2, 5))).unwrap().unwrap();
     assert_eq!(store.geometry().node_place(node).unwrap().0, 2);
     table.release(node);
-    assert!(table.close_group(2));
+    assert_eq!(table.close_group(2, || 0), Closing::Done);
     table.drop_group(2);
     let resident = table.resident.count();
     // another domain makes it its own, and is writing this block

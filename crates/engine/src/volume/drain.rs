@@ -11,6 +11,7 @@ use super::kept::Kept;
 use super::{MountedVolume, Volume};
 use crate::domain::Domain;
 use crate::error::{Error, Result};
+use crate::nodes::Closing;
 use crate::types::*;
 use braidfs_format::super_block::{DRAINED, SuperBlock};
 use braidfs_store::interface::LiveVolume;
@@ -298,7 +299,7 @@ impl MountedVolume {
         }
         let Some(mut e) = self.begin_emptying(d, g, kept.take(g), tried)? else { return Ok(false) };
         match self.move_all(d, &mut e) {
-            Ok(Left { blocks: 0, .. }) if d.journal_group() != g && d.nodes.close_group(g) => {
+            Ok(Left { blocks: 0, .. }) if d.journal_group() != g && self.close_numbers(d, g) == Closing::Done => {
                 // one that was written to meanwhile is as before
                 if !self.give_up_emptied(d, e).inspect_err(|_| d.nodes.reopen_group(g))? {
                     d.nodes.reopen_group(g);

@@ -10,6 +10,7 @@ use super::need::Need;
 use super::relocate::LOOK;
 use crate::domain::Domain;
 use crate::error::{Error, Result};
+use crate::nodes::Closing;
 use crate::space::Emptying;
 use braidfs_format::super_block::SuperBlock;
 use std::sync::Arc;
@@ -100,10 +101,12 @@ impl<'a> End<'a> {
                 stays = Some((g, format!("{} is read-only after an error", d.id)));
             } else if d.journal_group() == g {
                 stays = Some((g, format!("the journal of {} lies there", d.id)));
-            } else if d.nodes.close_group(g) {
-                self.owned.push((g, d));
             } else {
-                stays = Some((g, NUMBERS.to_string()));
+                match volume.close_numbers(d, g) {
+                    Closing::Done => self.owned.push((g, d)),
+                    Closing::InUse => stays = Some((g, NUMBERS.to_string())),
+                    Closing::Needed => stays = Some((g, format!("{} has too few other inode numbers", d.id))),
+                }
             }
         }
         stays.map_or(Ok(()), |(g, why)| Err(self.cannot(g, &why)))
@@ -212,6 +215,19 @@ impl MountedVolume {
             }
         }
         Ok(())
+    }
+
+    /// Has no number of a group given out any more, where none is in use; a domain that has too few others takes another group first.
+    pub(super) fn close_numbers(&self, d: &Arc<Domain>, group: u32) -> Closing {
+        let closing = d.close_numbers(group);
+        if closing != Closing::Needed {
+            return closing;
+        }
+        let claimed = self.claim_beyond_limit(d, Need::Numbers).unwrap_or_else(|e| {
+            tracing::warn!("{}: no group for the numbers that it needs beside group {group}: {e}", d.id);
+            false
+        });
+        if claimed { d.close_numbers(group) } else { closing }
     }
 
     /// They are like any others.
@@ -330,3 +346,6 @@ pub(super) struct Left {
     /// The last pass moved some.
     pub(super) fewer: bool,
 }
+
+#[cfg(test)]
+mod tests;

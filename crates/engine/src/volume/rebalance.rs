@@ -7,6 +7,7 @@
 use super::emptying::Left;
 use super::{MountedVolume, Volume};
 use crate::error::{Error, Result};
+use crate::nodes::Closing;
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
@@ -124,7 +125,9 @@ impl MountedVolume {
                 let Some(mut e) = e else { return Ok(false) };
                 let before = e.blocks.len() as u64;
                 match self.move_all(d, &mut e) {
-                    Ok(Left { blocks: 0, .. }) if d.journal_group() != group && d.nodes.close_group(group) => {
+                    Ok(Left { blocks: 0, .. })
+                        if d.journal_group() != group && self.close_numbers(d, group) == Closing::Done =>
+                    {
                         if !self.give_up_emptied(d, e).inspect_err(|_| d.nodes.reopen_group(group))? {
                             d.nodes.reopen_group(group);
                         }

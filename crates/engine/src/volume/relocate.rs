@@ -226,6 +226,6 @@ impl MountedVolume {
         }
         all.sort_by_key(|(used, g, _)| (*used, *g));
         // the tables of numbers are read for these alone
-        all.into_iter().find(|(_, g, o)| o.nodes.is_empty(g.0)).map(|(_, g, o)| (o, g.0))
+        all.into_iter().find(|(_, g, o)| o.nodes.is_empty(g.0) && o.nodes.can_spare(1)).map(|(_, g, o)| (o, g.0))
     }
 }

@@ -168,10 +168,13 @@ impl MountedVolume {
         if !self.can_flush(d) {
             return Default::default();
         }
-        let mut blocks = 0;
+        let (mut blocks, mut groups) = (0, 0);
         let mut fits = |n: u64, room: u64| {
-            let can = d.space.can_spare(blocks + n + room, kept);
-            blocks += if can { n } else { 0 };
+            let can = d.space.can_spare(blocks + n + room, kept) && d.nodes.can_spare(groups + 1);
+            if can {
+                blocks += n;
+                groups += 1;
+            }
             can
         };
         let unused = |(g, _): &(u32, u64)| self.can_claim(*g, not) && d.nodes.is_empty(*g);

@@ -1,0 +1,79 @@
+//! Groups that leave a domain which needs the numbers in them.
+
+use crate::{Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, Volume, XattrMode, mkfs};
+use braidfs_device::{BLOCK_BYTES, Device, MemDevice};
+use std::sync::Arc;
+
+/// A domain whose first group has no number left but those of the reserve, while its second one holds nothing; and files in the
+/// first one.
+fn a_group_full_of_numbers() -> (Volume, Vec<InodeNo>) {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 8));
+    let how = MkfsOptions { domains: Some(1), group_bytes: Some(4 << 20), ..MkfsOptions::default() };
+    mkfs::format(std::slice::from_ref(&device), &how).unwrap();
+    let v = Volume::mount(vec![device], MountOptions { background: false, ..MountOptions::default() }).unwrap();
+    let new = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
+    let mut files = Vec::new();
+    let last = loop {
+        let name = format!("{}", files.len());
+        let ino = v.create(InodeNo::ROOT, name.as_bytes(), &new, &Cred::root()).unwrap().ino;
+        if v.domains()[0].groups > 1 {
+            break name;
+        }
+        files.push(ino);
+    };
+    v.sync().unwrap();
+    v.unlink(InodeNo::ROOT, last.as_bytes()).unwrap();
+    v.sync().unwrap();
+    (v, files)
+}
+
+/// Long attributes for many files, as far as there is room for them.
+fn set_attributes(v: &Volume, files: &[InodeNo]) -> usize {
+    let set = |ino: &&InodeNo| match v.setxattr(**ino, b"user.long", &[7; 8 << 10], XattrMode::Set) {
+        Ok(()) => true,
+        Err(Error::NoSpace) => false,
+        Err(e) => panic!("{e}"),
+    };
+    files.iter().take(200).filter(set).count()
+}
+
+/// While a volume becomes smaller, no number behind its end is given out: who would need one in a commit is refused before.
+#[test]
+fn numbers_behind_the_end_are_promised_to_nobody() {
+    let (v, files) = a_group_full_of_numbers();
+    let sb = v.super_block();
+    let bytes = (sb.device_table()[0].data_start.get() + 1024 + 1) * BLOCK_BYTES as u64;
+    let set = std::cell::Cell::new(None);
+    let told = |_, all| {
+        assert_eq!(all, 1, "there is one group behind the end");
+        if set.get().is_none() {
+            set.set(Some(set_attributes(&v, &files)));
+            v.sync().unwrap();
+        }
+    };
+    v.shrink(bytes, &told).unwrap();
+    assert_eq!(v.domains()[0].failed, None);
+    assert!(set.get().is_some_and(|n| n < 200), "{set:?}");
+    v.sync().unwrap();
+    v.unmount().unwrap();
+}
+
+/// Numbers of a group that holds nothing may have been promised to operations whose commit is to come: then the group stays.
+#[test]
+fn a_group_with_promised_numbers_is_not_given_back() {
+    let (v, files) = a_group_full_of_numbers();
+    let (i, d) = (v.mounted(), v.mounted().dom(crate::DomainId(0)));
+    assert!(d.space.empty_groups().iter().any(|(g, _)| *g == 1), "{:?}", d.space.empty_groups());
+    assert_eq!(set_attributes(&v, &files), 200);
+    let mut gave = false;
+    d.give_up_groups(&[1], |groups| {
+        gave = true;
+        groups.iter().try_for_each(|g| i.bat.lock().set_free(&**i.store.device(0), *g))
+    })
+    .unwrap();
+    assert!(!gave && d.failed().is_none());
+    v.sync().unwrap();
+    // they are in use now
+    assert!(!d.nodes.is_empty(1));
+    v.unmount().unwrap();
+}
