@@ -331,6 +331,8 @@ impl MountedVolume {
             let mut moved = 0;
             for some in blocks.chunks(MOVED_TOGETHER) {
                 moved += self.move_blocks(d, some)?;
+                // where there is no background nobody else looks at memory
+                self.keep_to_budget();
             }
             (fewer, pass) = (moved > 0, pass + 1);
             if !fewer {

@@ -87,6 +87,39 @@ fn counted(v: &Volume) -> [u64; 3] {
     [all.data, all.index, tables]
 }
 
+/// What moves while a volume becomes smaller, or off a device, is not kept in memory, also where there is no background.
+#[test]
+fn what_moves_stays_in_the_budget() {
+    let v = with_budget(128 << 8, 1);
+    let new = NewNode { kind: FileKind::File, mode: 0o755, umask: 0, rdev: 0, target: b"" };
+    let files = [b"low", b"top"].map(|name| {
+        let f = v.open(v.create(InodeNo::ROOT, name, &new, &Cred::root()).unwrap().ino).unwrap();
+        for n in 0..48 {
+            v.write(&f, n << 20, &[n as u8; 1 << 20]).unwrap();
+        }
+        v.sync().unwrap();
+        f
+    });
+    let [low, top] = files;
+    drop(low);
+    v.unlink(InodeNo::ROOT, b"low").unwrap();
+    v.sync().unwrap();
+    forget_all(&v);
+    let most = std::cell::Cell::new(0);
+    let look = |_, _| most.set(most.get().max(v.cache_use().data));
+    v.shrink(72 << 20, &look).unwrap();
+    let moved = v.mounted().dom(crate::DomainId(0)).space.used();
+    assert!((48 << 8..60 << 8).contains(&moved) && most.get() > 0, "{moved} blocks, {most:?} bytes");
+    assert!(most.get() <= BUDGET, "{most:?} bytes of data");
+    let mut byte = [0];
+    for n in 0..48 {
+        v.read(&top, n << 20, &mut byte).unwrap();
+        assert_eq!(byte, [n as u8]);
+    }
+    drop(top);
+    v.unmount().unwrap();
+}
+
 #[test]
 fn tables_of_many_domains_stay_in_the_budget() {
     let v = with_budget(96 << 10, 4);
