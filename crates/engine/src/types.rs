@@ -532,8 +532,8 @@ pub struct CacheUse {
 /// What a tenant may hold of the volume's cache, bytes: pages, inodes, names and indexes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MemoryBudget {
-    /// Others take nothing of it as long as it holds no more. All tenants together have three quarters of the cache so at most:
-    /// beyond that each has its part of them.
+    /// Others take nothing of it as long as it holds no more. All tenants together have three quarters so at most of what
+    /// the cache shrinks to when it gives back, less what tables take: beyond that each has its part of them.
     pub least: u64,
     /// It holds no more; `None`: as much as there is.
     pub most: Option<u64>,

@@ -32,20 +32,25 @@ impl Held {
         // tables have limits of their own, and nothing here makes them smaller
         let tables: u64 = m.domains.iter().map(|d| d.space.table_bytes() + d.nodes.memory_bytes()).sum();
         let tables = tables.min(budget / 4);
-        let floors = floors_within(m.domains.iter().map(|d| d.memory.floor()), kept_most(budget));
+        let floors = floors_within(m.domains.iter().map(|d| d.memory.floor()), kept_most(budget, tables));
         Self { budget, used: taken.iter().map(Taken::bytes).sum::<u64>() + tables, taken, floors, tables }
     }
 
     /// Bytes of which somebody who makes room leaves no more.
     pub fn goal(&self) -> u64 {
-        self.budget - self.budget / 8
+        goal_of(self.budget)
     }
 }
 
-/// What others leave all domains together at most, of a cache of so many bytes: where that was all of it, nobody would give
-/// anything back, and the cache would have no bound.
-pub(super) fn kept_most(budget: u64) -> u64 {
-    budget / 4 * 3
+/// As [`Held::goal`], of a cache of so many bytes.
+fn goal_of(budget: u64) -> u64 {
+    budget - budget / 8
+}
+
+/// What others leave all domains together at most, of a cache of so many bytes in which `tables` are: where that was all that who
+/// makes room leaves, nobody would give anything back, and who has no floor would be left with nothing.
+pub(super) fn kept_most(budget: u64, tables: u64) -> u64 {
+    goal_of(budget).saturating_sub(tables) / 4 * 3
 }
 
 /// Floors as they hold: where all together are above `most`, each is its part of that.

@@ -638,7 +638,7 @@ impl MountedVolume {
 
     /// Says so where a tenant shall have `least` bytes of the cache, and all together more than is kept for tenants.
     fn tell_floors(&self, least: u64) {
-        let most = kept_most(self.cache_budget());
+        let most = kept_most(self.cache_budget(), 0);
         let all = self.domains.iter().fold(0u64, |all, d| all.saturating_add(d.memory.floor()));
         if least > 0 && all > most {
             tracing::warn!(

@@ -1,5 +1,6 @@
 //! What left memory and is read again, on a volume so small that blocks are used again all the time.
 
+use super::{floors_within, goal_of, kept_most};
 use crate::cell::cache::Memory;
 use crate::{Cred, FileKind, InodeNo, MemoryBudget, MkfsOptions, MountOptions, NewNode, TenantBudget, Volume};
 use braidfs_device::{Device, MemDevice};
@@ -505,5 +506,15 @@ fn floors_above_the_cache_leave_it_its_bound() {
         assert!(quiet >= BUDGET / 4, "{quiet} bytes are left of what is its own, with floors of {floor}");
         drop(files);
         v.unmount().unwrap();
+    }
+}
+
+/// However much tables take, and however high floors are: who has none is left a part of what the cache shrinks to.
+#[test]
+fn floors_and_tables_leave_something_to_who_has_no_floor() {
+    for (budget, tables) in [(BUDGET, 0), (BUDGET, BUDGET / 4), (64 << 30, 16 << 30)] {
+        let floors: u64 = floors_within([budget, budget / 2].into_iter(), kept_most(budget, tables)).iter().sum();
+        let left = goal_of(budget).checked_sub(tables + floors).unwrap();
+        assert!(left >= budget / 8, "{left} of {budget}, with {tables} in tables and {floors} kept");
     }
 }
