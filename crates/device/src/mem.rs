@@ -1,18 +1,24 @@
 //! Memory as a device, and cheap copies of whole devices.
 //!
 //! An [`Image`] is a table of chunks of pages, shared copy-on-write: a clone costs one reference per chunk,
-//! a first write after it one chunk table and one page. Pages that were never written are zeros and take no
-//! memory. Locks of a [`MemDevice`]: one per chunk, a leaf; a write is atomic per chunk, not beyond.
+//! a first write after it one chunk table and one page. Pages that were never written are zeros, or the pattern of a soiled
+//! image, and take no memory. Locks of a [`MemDevice`]: one per chunk, a leaf; a write is atomic per chunk, not beyond.
 
 use crate::{BLOCK_BYTES, BlockContent, Device, SECTOR_BYTES, WriteOp, check_discard, check_ops, check_range};
 use braidfs_sync::device::RwLock;
 use braidfs_sync::rank;
 use std::io;
-use std::sync::Arc;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 
 /// Blocks of a chunk.
 const CHUNK_BLOCKS: usize = 128;
+
+/// Bytes of a soiled image that nobody wrote: what a disk has that was in use before.
+const OLD: u8 = 0xa5;
+/// Bytes of a soiled image that were discarded, and not written since.
+const DISCARDED: u8 = 0x5a;
 
 /// The content of one block: a block-sized part of `data`, which may be shared with a log or other images.
 #[derive(Debug, Clone)]
@@ -22,10 +28,6 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    pub(crate) fn part_of(data: &Arc<[u8]>, at: usize) -> Self {
-        Self { data: data.clone(), at }
-    }
-
     fn copy_of(bytes: &[u8]) -> Self {
         Self { data: Arc::from(bytes), at: 0 }
     }
@@ -42,10 +44,30 @@ fn chunk_mut(slot: &mut Option<Arc<Chunk>>) -> &mut Chunk {
     Arc::make_mut(slot.get_or_insert_with(|| Arc::new([const { None }; CHUNK_BLOCKS])))
 }
 
-fn read_page(chunk: Option<&Chunk>, i: usize, out: &mut [u8]) {
+/// Pages of a soiled image that were discarded. They are shared by all.
+static DISCARDED_CHUNK: LazyLock<Arc<Chunk>> = LazyLock::new(|| {
+    let page = Page::copy_of(&[DISCARDED; BLOCK_BYTES]);
+    Arc::new(std::array::from_fn(|_| Some(page.clone())))
+});
+
+/// `old`: the bytes of what was never written.
+fn read_page(chunk: Option<&Chunk>, i: usize, old: u8, out: &mut [u8]) {
     match chunk.and_then(|c| c[i].as_ref()) {
         Some(page) => out.copy_from_slice(page.bytes()),
-        None => out.fill(0),
+        None => out.fill(old),
+    }
+}
+
+/// Discards `pages` of a chunk.
+fn discard_pages(slot: &mut Option<Arc<Chunk>>, pages: Range<usize>, soiled: bool) {
+    match (soiled, pages.len()) {
+        (false, CHUNK_BLOCKS) => *slot = None,
+        (true, CHUNK_BLOCKS) => *slot = Some(DISCARDED_CHUNK.clone()),
+        (false, _) if slot.is_none() => {}
+        _ => {
+            let page = soiled.then(|| DISCARDED_CHUNK[0].clone()).flatten();
+            chunk_mut(slot)[pages].fill(page);
+        }
     }
 }
 
@@ -64,6 +86,17 @@ fn chunk_of(block: u64) -> (usize, usize) {
     ((block / CHUNK_BLOCKS as u64) as usize, (block % CHUNK_BLOCKS as u64) as usize)
 }
 
+/// The chunks that some blocks lie in, and which pages of each they are.
+fn pages_of(blocks: Range<u64>) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let mut at = blocks.start;
+    std::iter::from_fn(move || {
+        let (c, first) = chunk_of(at);
+        let n = blocks.end.saturating_sub(at).min((CHUNK_BLOCKS - first) as u64);
+        at += n;
+        (n > 0).then_some((c, first..first + n as usize))
+    })
+}
+
 fn chunk_count(blocks: u64) -> usize {
     blocks.div_ceil(CHUNK_BLOCKS as u64) as usize
 }
@@ -72,13 +105,30 @@ fn chunk_count(blocks: u64) -> usize {
 #[derive(Debug, Clone)]
 pub struct Image {
     blocks: u64,
+    soiled: bool,
     chunks: Vec<Option<Arc<Chunk>>>,
 }
 
 impl Image {
     /// `blocks` blocks of zeros, which take no memory.
     pub fn new(blocks: u64) -> Self {
-        Self { blocks, chunks: vec![None; chunk_count(blocks)] }
+        Self { blocks, soiled: false, chunks: vec![None; chunk_count(blocks)] }
+    }
+
+    /// `blocks` blocks of a disk that was in use before: what was never written reads as bytes 0xa5, what was discarded as 0x5a.
+    /// They take no memory, either.
+    pub fn soiled(blocks: u64) -> Self {
+        Self { soiled: true, ..Self::new(blocks) }
+    }
+
+    /// What was never written reads as bytes of this.
+    fn old(&self) -> u8 {
+        if self.soiled { OLD } else { 0 }
+    }
+
+    /// What was discarded reads as bytes of this.
+    pub fn discarded(&self) -> u8 {
+        if self.soiled { DISCARDED } else { 0 }
     }
 
     /// Number of blocks.
@@ -94,7 +144,7 @@ impl Image {
         check_range(self.blocks, block, buf.len(), io::ErrorKind::UnexpectedEof)?;
         for (b, out) in (block..).zip(buf.chunks_mut(BLOCK_BYTES)) {
             let (c, i) = chunk_of(b);
-            read_page(self.chunks[c].as_deref(), i, out);
+            read_page(self.chunks[c].as_deref(), i, self.old(), out);
         }
         Ok(())
     }
@@ -127,7 +177,7 @@ impl Image {
     /// One block, which lies within.
     pub(crate) fn read_block(&self, block: u64, out: &mut [u8]) {
         let (c, i) = chunk_of(block);
-        read_page(self.chunks[c].as_deref(), i, out);
+        read_page(self.chunks[c].as_deref(), i, self.old(), out);
     }
 
     /// Replaces a block of the device.
@@ -136,11 +186,11 @@ impl Image {
     /// Where it lies past the end.
     pub fn put(&mut self, block: u64, content: &BlockContent) {
         assert!(block < self.blocks, "block {block} of {}", self.blocks);
-        if matches!(content, BlockContent::AsImage) {
-            return;
+        match content {
+            BlockContent::AsImage => {}
+            BlockContent::Discarded => self.discard(block, 1),
+            BlockContent::Bytes(data, at) => self.share_block(block, data, *at),
         }
-        let (c, i) = chunk_of(block);
-        chunk_mut(&mut self.chunks[c])[i] = content.page();
     }
 
     /// Makes `block` refer to the block of `data` at byte `at`. Both lie within.
@@ -153,7 +203,7 @@ impl Image {
     pub(crate) fn overlay(&mut self, block: u64, bytes: &[u8], sectors: u8) {
         let (c, i) = chunk_of(block);
         let mut merged = [0; BLOCK_BYTES];
-        read_page(self.chunks[c].as_deref(), i, &mut merged);
+        read_page(self.chunks[c].as_deref(), i, self.old(), &mut merged);
         let pairs = merged.chunks_mut(SECTOR_BYTES).zip(bytes.chunks(SECTOR_BYTES));
         for (s, (to, from)) in pairs.enumerate() {
             if sectors & (1 << s) != 0 {
@@ -163,24 +213,32 @@ impl Image {
         write_page(chunk_mut(&mut self.chunks[c]), i, &merged);
     }
 
-    /// Makes blocks zeros; what lies past the end is ignored.
-    pub fn clear(&mut self, block: u64, blocks: u64) {
-        for b in block..block.saturating_add(blocks).min(self.blocks) {
-            let (c, i) = chunk_of(b);
-            if self.chunks[c].is_some() {
-                chunk_mut(&mut self.chunks[c])[i] = None;
-            }
+    /// Discards blocks; what lies past the end is ignored.
+    pub fn discard(&mut self, block: u64, blocks: u64) {
+        for (c, pages) in pages_of(block..block.saturating_add(blocks).min(self.blocks)) {
+            discard_pages(&mut self.chunks[c], pages, self.soiled);
         }
     }
 
-    /// The blocks that were ever written, rising.
+    /// The same content in memory of its own, page by page: what refers to a part of something longer keeps all of that.
+    pub fn compact(&self) -> Self {
+        let mut out = Self { chunks: vec![None; self.chunks.len()], ..*self };
+        for (old, new) in self.chunks.iter().zip(&mut out.chunks) {
+            let Some(old) = old else { continue };
+            let page = |p: &Page| if p.data.len() == BLOCK_BYTES { p.clone() } else { Page::copy_of(p.bytes()) };
+            *new = Some(Arc::new(std::array::from_fn(|i| old[i].as_ref().map(page))));
+        }
+        out
+    }
+
+    /// The blocks that were ever written (of a soiled image: or discarded), rising.
     pub fn used(&self) -> impl Iterator<Item = u64> + '_ {
         self.chunks.iter().enumerate().filter_map(|(c, chunk)| Some((c, chunk.as_ref()?))).flat_map(|(c, chunk)| {
             (0..CHUNK_BLOCKS).filter(|&i| chunk[i].is_some()).map(move |i| (c * CHUNK_BLOCKS + i) as u64)
         })
     }
 
-    /// Writes all of it to `device`, e.g. to look at a crash image with other tools.
+    /// Writes all of it that was ever written to `device`, e.g. to look at a crash image with other tools.
     ///
     /// # Errors
     /// Of the device, or where it is smaller.
@@ -214,6 +272,7 @@ impl Image {
 #[derive(Debug)]
 pub struct MemDevice {
     blocks: u64,
+    soiled: bool,
     chunks: Box<[RwLock<Option<Arc<Chunk>>, rank::MemoryChunk>]>,
     flushes: AtomicU64,
 }
@@ -224,10 +283,16 @@ impl MemDevice {
         Self::from_image(Image::new(blocks))
     }
 
+    /// A device that was in use before, as [`Image::soiled`].
+    pub fn soiled(blocks: u64) -> Self {
+        Self::from_image(Image::soiled(blocks))
+    }
+
     /// A device with the content of `image`, which it shares until it is written.
     pub fn from_image(image: Image) -> Self {
         Self {
             blocks: image.blocks,
+            soiled: image.soiled,
             chunks: image.chunks.into_iter().map(RwLock::new).collect(),
             flushes: AtomicU64::new(0),
         }
@@ -235,7 +300,8 @@ impl MemDevice {
 
     /// The content now. Chunk by chunk: writes that run meanwhile may be in it in part.
     pub fn snapshot(&self) -> Image {
-        Image { blocks: self.blocks, chunks: self.chunks.iter().map(|c| c.read().clone()).collect() }
+        let chunks = self.chunks.iter().map(|c| c.read().clone()).collect();
+        Image { blocks: self.blocks, soiled: self.soiled, chunks }
     }
 
     /// Flushes so far.
@@ -251,14 +317,10 @@ impl MemDevice {
         }
     }
 
-    /// Makes blocks (within the device) zeros.
+    /// Discards blocks (within the device).
     pub(crate) fn clear(&self, block: u64, blocks: u64) {
-        for b in block..block + blocks {
-            let (c, i) = chunk_of(b);
-            let mut slot = self.chunks[c].write();
-            if slot.is_some() {
-                chunk_mut(&mut slot)[i] = None;
-            }
+        for (c, pages) in pages_of(block..block + blocks) {
+            discard_pages(&mut self.chunks[c].write(), pages, self.soiled);
         }
     }
 
@@ -286,13 +348,14 @@ impl Device for MemDevice {
 
     fn read(&self, mut block: u64, mut buf: &mut [u8]) -> io::Result<()> {
         check_range(self.blocks, block, buf.len(), io::ErrorKind::UnexpectedEof)?;
+        let old = if self.soiled { OLD } else { 0 };
         while !buf.is_empty() {
             let (c, first) = chunk_of(block);
             let blocks = (buf.len() / BLOCK_BYTES).min(CHUNK_BLOCKS - first);
             let (now, rest) = buf.split_at_mut(blocks * BLOCK_BYTES);
             let slot = self.chunks[c].read();
             for (i, out) in (first..).zip(now.chunks_mut(BLOCK_BYTES)) {
-                read_page(slot.as_deref(), i, out);
+                read_page(slot.as_deref(), i, old, out);
             }
             block += blocks as u64;
             buf = rest;

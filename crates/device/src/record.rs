@@ -32,7 +32,7 @@ pub enum Event {
         /// The thread that wrote, numbered by first appearance in the process.
         thread: u64,
     },
-    /// A discard: like a write of zeros, it may or may not have happened before the next flush.
+    /// A discard: like a write of zeros, or of [`Image::discarded`], it may or may not have happened before the next flush.
     Discard {
         /// The first block that it was for.
         block: u64,
@@ -129,6 +129,11 @@ impl RecordDevice {
     /// A device of zeros.
     pub fn blank(blocks: u64) -> Self {
         Self::new(Image::new(blocks))
+    }
+
+    /// A device that was in use before, as [`Image::soiled`].
+    pub fn soiled(blocks: u64) -> Self {
+        Self::new(Image::soiled(blocks))
     }
 
     /// The content before the first event.
@@ -257,7 +262,6 @@ impl Event {
 
 /// Applies what `keep` leaves of `event`. The log holds only what lies on the device.
 fn apply(image: &mut Image, event: &Event, keep: Keep) {
-    const ZEROS: [u8; BLOCK_BYTES] = [0; BLOCK_BYTES];
     match event {
         Event::Write { block, data, .. } => {
             for (i, at) in (0..data.len()).step_by(BLOCK_BYTES).enumerate() {
@@ -269,13 +273,14 @@ fn apply(image: &mut Image, event: &Event, keep: Keep) {
                 }
             }
         }
-        Event::Discard { block, blocks, .. } if keep == Keep::Whole => image.clear(*block, *blocks),
+        Event::Discard { block, blocks, .. } if keep == Keep::Whole => image.discard(*block, *blocks),
         Event::Discard { block, blocks, .. } => {
+            let discarded = [image.discarded(); BLOCK_BYTES];
             for i in 0..*blocks {
                 match keep.sectors(i as usize) {
-                    u8::MAX => image.clear(block + i, 1),
+                    u8::MAX => image.discard(block + i, 1),
                     0 => {}
-                    sectors => image.overlay(block + i, &ZEROS, sectors),
+                    sectors => image.overlay(block + i, &discarded, sectors),
                 }
             }
         }

@@ -6,7 +6,6 @@
 //! else. It also keeps the log of writes and flushes, so that a crash of the recovery itself can be tested.
 //! One lock; not meant for many threads.
 
-use crate::mem::Page;
 use crate::{BLOCK_BYTES, Device, Event, Image, WriteOp, check_discard, check_ops, check_range};
 use braidfs_sync::device::Mutex;
 use braidfs_sync::rank;
@@ -21,8 +20,8 @@ use std::sync::Arc;
 pub enum BlockContent {
     /// What the image has there.
     AsImage,
-    /// As after a discard.
-    Zeros,
+    /// As after a discard ([`Image::discarded`]).
+    Discarded,
     /// A block-sized part of some bytes, from this offset on.
     Bytes(Arc<[u8]>, usize),
 }
@@ -103,7 +102,7 @@ impl Device for TraceDevice {
             }
             match &slot.content {
                 BlockContent::AsImage => self.image.read_block(b, out),
-                BlockContent::Zeros => out.fill(0),
+                BlockContent::Discarded => out.fill(self.image.discarded()),
                 BlockContent::Bytes(data, at) => out.copy_from_slice(&data[*at..at + BLOCK_BYTES]),
             }
         }
@@ -136,7 +135,7 @@ impl Device for TraceDevice {
         check_discard(self.blocks(), block, blocks)?;
         let mut state = self.state.lock();
         for b in block..block + blocks {
-            state.put(b, BlockContent::Zeros);
+            state.put(b, BlockContent::Discarded);
         }
         if blocks > 0 {
             state.log.push(Event::Discard { block, blocks, thread: 0 });
@@ -146,14 +145,5 @@ impl Device for TraceDevice {
 
     fn name(&self) -> String {
         "crash image".into()
-    }
-}
-
-impl BlockContent {
-    pub(crate) fn page(&self) -> Option<Page> {
-        match self {
-            BlockContent::Bytes(data, at) => Some(Page::part_of(data, *at)),
-            _ => None,
-        }
     }
 }

@@ -36,9 +36,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn equals_a_vector_and_snapshots_stay(steps in prop::collection::vec(step(), 1..30)) {
-        let mut dev = MemDevice::new(BLOCKS as u64);
-        let mut model = vec![0; BLOCKS * BLOCK_BYTES];
+    fn equals_a_vector_and_snapshots_stay(steps in prop::collection::vec(step(), 1..30), soiled: bool) {
+        let image = if soiled { Image::soiled(BLOCKS as u64) } else { Image::new(BLOCKS as u64) };
+        let (old, discarded) = if soiled { (0xa5, 0x5a) } else { (0, 0) };
+        let mut dev = MemDevice::from_image(image);
+        let mut model = vec![old; BLOCKS * BLOCK_BYTES];
         let mut snapshots: Vec<(Image, Vec<u8>)> = Vec::new();
         for s in steps {
             match s {
@@ -50,7 +52,7 @@ proptest! {
                 }
                 Step::Discard(b, n) => {
                     dev.discard(b as u64, n as u64).unwrap();
-                    model[b * BLOCK_BYTES..][..n * BLOCK_BYTES].fill(0);
+                    model[b * BLOCK_BYTES..][..n * BLOCK_BYTES].fill(discarded);
                 }
                 Step::Snapshot => snapshots.push((dev.snapshot(), model.clone())),
                 Step::Restart => dev = MemDevice::from_image(dev.snapshot()),
@@ -58,6 +60,7 @@ proptest! {
         }
         prop_assert!(content(&dev) == model);
         for (image, model) in snapshots {
+            prop_assert!(content(&MemDevice::from_image(image.compact())) == model);
             prop_assert!(content(&MemDevice::from_image(image)) == model);
         }
     }
@@ -112,8 +115,8 @@ fn images() {
     // A write over shared data leaves it alone.
     image.write(128, &[9; BLOCK_BYTES]).unwrap();
     assert!(shared.iter().all(|&b| b == 2));
-    image.clear(4, 1);
-    image.clear(499, u64::MAX);
+    image.discard(4, 1);
+    image.discard(499, u64::MAX);
     assert_eq!(image.used().collect::<Vec<_>>(), [3, 127, 128]);
     assert_eq!(older.used().collect::<Vec<_>>(), [3, 4, 127, 128]);
     let dir = tempfile::tempdir().unwrap();

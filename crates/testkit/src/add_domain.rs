@@ -77,7 +77,7 @@ fn look(image: MemDevice, dir: &str, (done, behind): (bool, bool), all: u64) -> 
 /// The first state that is none of those that may be.
 pub fn every_crash_of_an_addition() -> Result<(usize, usize), String> {
     let text = |e: braidfs::Error| e.to_string();
-    let small = Arc::new(MemDevice::new(SIZE / 4096));
+    let small = Arc::new(MemDevice::soiled(SIZE / 4096));
     let device: Arc<dyn Device> = small.clone();
     let how = MkfsOptions { domains: Some(BEFORE as u16), group_bytes: Some(4 * MIB), ..MkfsOptions::default() };
     mkfs::format(std::slice::from_ref(&device), &how).map_err(text)?;

@@ -108,7 +108,7 @@ fn look(image: MemDevice, later: &[u64], free: u64) -> std::result::Result<bool,
 /// The first state that is none of those that may be.
 pub fn every_crash(data_checksums: bool) -> std::result::Result<(usize, usize), String> {
     let text = |e: braidfs::Error| e.to_string();
-    let small = Arc::new(MemDevice::new(48 * MIB / BLOCK));
+    let small = Arc::new(MemDevice::soiled(48 * MIB / BLOCK));
     let device: Arc<dyn Device> = small.clone();
     let how = MkfsOptions { domains: Some(1), group_bytes: Some(16 * MIB), data_checksums, ..MkfsOptions::default() };
     mkfs::format(std::slice::from_ref(&device), &how).map_err(text)?;

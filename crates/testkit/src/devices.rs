@@ -155,7 +155,7 @@ fn look(all: &[Arc<dyn Device>; 2], what: Change, promised: Promised) -> Result<
 /// A volume that is about to change, unmounted.
 fn made(what: Change) -> Result<Arc<MemDevice>, String> {
     let text = |e: braidfs::Error| e.to_string();
-    let whole = Arc::new(MemDevice::new((FIRST + MORE) / BLOCK));
+    let whole = Arc::new(MemDevice::soiled((FIRST + MORE) / BLOCK));
     let [first, second] = both(&whole, [FIRST, MORE]);
     let how = MkfsOptions { domains: Some(2), group_bytes: Some(4 * MIB), ..MkfsOptions::default() };
     mkfs::format(std::slice::from_ref(&first), &how).map_err(text)?;

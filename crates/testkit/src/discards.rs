@@ -67,7 +67,7 @@ fn options() -> MountOptions {
 
 /// A volume with two directories of different domains.
 fn made(sums: bool) -> Result<(Arc<RecordDevice>, [InodeNo; 2]), String> {
-    let device = Arc::new(MemDevice::new(BLOCKS));
+    let device = Arc::new(MemDevice::soiled(BLOCKS));
     let how = MkfsOptions {
         domains: Some(2),
         group_bytes: Some(4 * MIB as u64),

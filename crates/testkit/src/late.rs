@@ -244,13 +244,13 @@ impl Varying {
                 let to = &mut bytes[at..at + SECTOR_BYTES];
                 match from {
                     Some((data, base)) => to.copy_from_slice(&data[base + at..base + at + SECTOR_BYTES]),
-                    None => to.fill(0),
+                    None => to.fill(initial.discarded()),
                 }
             }
             data = match (*sectors, from) {
                 (0, _) => data,
                 (u8::MAX, Some((d, base))) => BlockContent::Bytes(d.clone(), base),
-                (u8::MAX, None) => BlockContent::Zeros,
+                (u8::MAX, None) => BlockContent::Discarded,
                 _ => BlockContent::Bytes(bytes.to_vec().into(), 0),
             };
         }
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn states_are_the_images_that_the_log_gives() {
-        let d = RecordDevice::blank(64);
+        let d = RecordDevice::soiled(64);
         let page = |n: u8| (0..BLOCK_BYTES).map(|i| if i < 2048 { n } else { 0 }).collect::<Vec<u8>>();
         d.write(1, &page(1)).unwrap();
         d.flush().unwrap();

@@ -133,7 +133,7 @@ fn text(e: Error) -> String {
 }
 
 fn format_small() -> Result<Arc<MemDevice>, String> {
-    let small = Arc::new(MemDevice::new(48 * MIB / 4096));
+    let small = Arc::new(MemDevice::soiled(48 * MIB / 4096));
     let device: Arc<dyn Device> = small.clone();
     let how = MkfsOptions { domains: Some(2), group_bytes: Some(4 * MIB), ..MkfsOptions::default() };
     mkfs::format(std::slice::from_ref(&device), &how).map_err(text)?;

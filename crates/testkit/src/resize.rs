@@ -47,7 +47,7 @@ fn used(v: &Volume) -> u64 {
 
 /// A volume on `devices` devices that is about to grow on the last one, and has been used.
 fn made(devices: usize) -> Result<Vec<RecordDevice>, String> {
-    let small: Vec<_> = (0..devices).map(|_| Arc::new(MemDevice::new(LARGE / BLOCK))).collect();
+    let small: Vec<_> = (0..devices).map(|_| Arc::new(MemDevice::soiled(LARGE / BLOCK))).collect();
     let last = devices - 1;
     let cut = |(i, d): (usize, &Arc<MemDevice>)| {
         let whole: Arc<dyn Device> = d.clone();
@@ -190,7 +190,7 @@ pub fn every_crash_of_a_shrink() -> Result<(usize, usize), String> {
 pub fn every_crash_of_a_shrink_by_lent_groups() -> Result<(usize, usize), String> {
     let mut sizes = Sizes { old: 64 * MIB, new: 56 * MIB, device: 56 * MIB, kept: 0..0, quarter: 56 };
     let text = |e: braidfs::Error| e.to_string();
-    let device: Arc<dyn Device> = Arc::new(MemDevice::new(sizes.old / BLOCK));
+    let device: Arc<dyn Device> = Arc::new(MemDevice::soiled(sizes.old / BLOCK));
     // how many there is room for
     let v = formatted(&device)?;
     sizes.kept.end = full_beside_quarters(&v, sizes.quarter, u64::MAX).map_err(text)?;
@@ -237,7 +237,7 @@ fn crashes_of_a_shrink(
     keeps: &mut dyn FnMut(&Log, usize) -> Vec<Vec<Keep>>,
 ) -> Result<(usize, usize), String> {
     let text = |e: braidfs::Error| e.to_string();
-    let small = Arc::new(MemDevice::new(sizes.old / BLOCK));
+    let small = Arc::new(MemDevice::soiled(sizes.old / BLOCK));
     let v = formatted(&(small.clone() as Arc<dyn Device>))?;
     made(&v)?;
     v.unmount().map_err(text)?;

@@ -227,7 +227,7 @@ impl Setup {
     /// # Errors
     /// Of mkfs.
     pub fn format(&self) -> Result<Image, String> {
-        let whole = Arc::new(MemDevice::new((self.bytes + self.second) / BLOCK_BYTES as u64));
+        let whole = Arc::new(MemDevice::soiled((self.bytes + self.second) / BLOCK_BYTES as u64));
         let devices = self.devices(&whole);
         mkfs::format(&devices, &self.mkfs).map_err(|e| format!("mkfs: {e}"))?;
         if self.quotas {

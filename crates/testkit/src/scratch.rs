@@ -156,7 +156,7 @@ struct Run {
 }
 
 fn run() -> Result<Run, String> {
-    let small = Arc::new(MemDevice::new(64 * MIB / 4096));
+    let small = Arc::new(MemDevice::soiled(64 * MIB / 4096));
     let device: Arc<dyn Device> = small.clone();
     let how = MkfsOptions { domains: Some(2), group_bytes: Some(4 * MIB), ..MkfsOptions::default() };
     mkfs::format(std::slice::from_ref(&device), &how).map_err(text)?;
@@ -235,7 +235,7 @@ pub fn every_crash_of_a_discard() -> Result<usize, String> {
 /// # Errors
 /// Where the file is gone: it was synced, and nobody removed it.
 pub fn a_name_over_the_border() -> Result<(), String> {
-    let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 * MIB / 4096));
+    let device: Arc<dyn Device> = Arc::new(MemDevice::soiled(64 * MIB / 4096));
     let how = MkfsOptions { domains: Some(2), group_bytes: Some(4 * MIB), ..MkfsOptions::default() };
     mkfs::format(std::slice::from_ref(&device), &how).map_err(text)?;
     let v = Volume::mount(vec![device.clone()], options()).map_err(text)?;

@@ -181,7 +181,7 @@ pub fn run(placement: Placement, names: u64, crash: bool) -> Vec<String> {
     let seed = crate::seed();
     let ops = env_number("BRAIDFS_THREAD_OPS", 6_000);
     println!("BRAIDFS_SEED={seed}");
-    let record = Arc::new(RecordDevice::blank((256 << 20) / 4096));
+    let record = Arc::new(RecordDevice::soiled((256 << 20) / 4096));
     let device: Arc<dyn Device> = record.clone();
     let options = MkfsOptions { domains: Some(3), placement, ..MkfsOptions::default() };
     mkfs::format(std::slice::from_ref(&device), &options).unwrap();

@@ -20,7 +20,7 @@ pub const ALL: u64 = u64::MAX / MIB;
 
 /// An empty device of so many MiB.
 pub fn memory(mib: u64) -> Arc<dyn Device> {
-    Arc::new(MemDevice::new(mib * MIB / BLOCK))
+    Arc::new(MemDevice::soiled(mib * MIB / BLOCK))
 }
 
 /// The same devices, as what a volume is mounted on.

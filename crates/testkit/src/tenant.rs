@@ -84,7 +84,7 @@ fn look(image: MemDevice, done: usize) -> Result<usize, String> {
 /// The first state that is none of those that may be.
 pub fn every_crash_of_a_tenant() -> Result<(usize, usize), String> {
     let text = |e: braidfs::Error| e.to_string();
-    let small = Arc::new(MemDevice::new(48 * MIB / 4096));
+    let small = Arc::new(MemDevice::soiled(48 * MIB / 4096));
     let device: Arc<dyn Device> = small.clone();
     let how = MkfsOptions { domains: Some(2), group_bytes: Some(4 * MIB), ..MkfsOptions::default() };
     mkfs::format(std::slice::from_ref(&device), &how).map_err(text)?;

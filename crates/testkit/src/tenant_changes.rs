@@ -48,7 +48,7 @@ fn scratch(mode: Option<JournalMode>) -> bool {
 }
 
 fn made(from: Option<JournalMode>) -> Result<Arc<MemDevice>, String> {
-    let whole = Arc::new(MemDevice::new(2 * EACH / 4096));
+    let whole = Arc::new(MemDevice::soiled(2 * EACH / 4096));
     let all = both(&whole, [EACH, EACH]);
     let how = MkfsOptions { domains: Some(2), group_bytes: Some(4 * MIB), ..MkfsOptions::default() };
     mkfs::format(&all, &how).map_err(text)?;

@@ -41,7 +41,7 @@ fn groups_on(v: &Volume, device: usize) -> Result<usize, String> {
 
 /// A tenant with its journal and its numbers on device 0 and a large file on device 1, unmounted.
 fn made() -> Result<Arc<MemDevice>, String> {
-    let whole = Arc::new(MemDevice::new(2 * EACH / 4096));
+    let whole = Arc::new(MemDevice::soiled(2 * EACH / 4096));
     let all = both(&whole, [EACH, EACH]);
     let how = MkfsOptions { domains: Some(2), group_bytes: Some(4 * MIB), ..MkfsOptions::default() };
     mkfs::format(&all, &how).map_err(text)?;

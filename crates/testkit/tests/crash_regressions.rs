@@ -2,7 +2,6 @@
 //! crashes of the recoveries. The program `crash` prints new ones.
 
 use braidfs::{FileKind, RenameMode};
-use braidfs_device::{Image, MemDevice};
 use braidfs_testkit::crash::check::times;
 use braidfs_testkit::crash::minimise::{On, every_crash, every_crash_on};
 use braidfs_testkit::crash::plan::End;
@@ -256,7 +255,7 @@ fn the_clock_goes_back() {
             r.apply(&mv("t", p)).unwrap();
         }
         r.remount().unwrap();
-        base.image = Image::copy_of(&MemDevice::from_image(final_image(r.device()))).unwrap();
+        base.image = final_image(r.device()).compact();
         (base.model, base.keys) = (r.model.clone(), r.keys().clone());
         for ops in [
             vec![rm("A/g"), file("A/g"), fsync("A/g")],

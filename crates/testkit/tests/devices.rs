@@ -164,7 +164,7 @@ fn what_lies_on_a_device_that_leaves_moves() {
 #[test]
 fn numbers_do_not_come_back_with_a_generation_that_they_had() {
     // so small that all of its groups are needed for numbers each time
-    let (first, second) = (memory(32), Arc::new(MemDevice::new(12 * MIB / BLOCK)));
+    let (first, second) = (memory(32), Arc::new(MemDevice::soiled(12 * MIB / BLOCK)));
     format(std::slice::from_ref(&first), 1);
     let v = mount(std::slice::from_ref(&first));
     let many = v.super_block().geometry().unwrap().nodes() * 10;
@@ -456,7 +456,7 @@ fn superblocks_that_a_crash_left_are_written_anew() {
 #[test]
 fn an_error_leaves_the_volume_with_the_device_or_without() {
     for what in [Change::Add, Change::Remove] {
-        let images = [Arc::new(MemDevice::new(48 * MIB / BLOCK)), Arc::new(MemDevice::new(32 * MIB / BLOCK))];
+        let images = [Arc::new(MemDevice::soiled(48 * MIB / BLOCK)), Arc::new(MemDevice::soiled(32 * MIB / BLOCK))];
         let all = devices_of(&images);
         let (v, f) = on_both(&all, 4);
         if what == Change::Add {
@@ -587,7 +587,7 @@ fn data_moves_to_a_device_that_was_added() {
 #[test]
 fn tables_of_devices_that_lie_are_refused() {
     use braidfs::format::super_block::SuperBlock;
-    let images = [Arc::new(MemDevice::new(32 * MIB / BLOCK)), Arc::new(MemDevice::new(16 * MIB / BLOCK))];
+    let images = [Arc::new(MemDevice::soiled(32 * MIB / BLOCK)), Arc::new(MemDevice::soiled(16 * MIB / BLOCK))];
     let all = devices_of(&images);
     format(&all[..1], 2);
     let v = mount(&all[..1]);
@@ -704,7 +704,7 @@ fn a_drain_gets_past_a_block_that_cannot_be_read() {
 /// A durable write that fails on one device: on those that have it already no sync stays open, for which others would step back.
 #[test]
 fn a_durable_write_that_fails_ends_the_syncs_of_the_other_devices() {
-    let faulty: Vec<_> = (0..3).map(|n| Arc::new(FaultDevice::new(Arc::new(MemDevice::new(8192)), n))).collect();
+    let faulty: Vec<_> = (0..3).map(|n| Arc::new(FaultDevice::new(Arc::new(MemDevice::soiled(8192)), n))).collect();
     let devices: Vec<_> = faulty.iter().map(|d| Arc::clone(d) as Arc<dyn Device>).collect();
     format(&devices, 1);
     let (sb, devices) = braidfs::store::super_io::read_super(&devices).unwrap();

@@ -34,7 +34,7 @@ struct Two {
 
 impl Two {
     fn new() -> Self {
-        let inner = [0, 1].map(|_| Arc::new(MemDevice::new(8192)));
+        let inner = [0, 1].map(|_| Arc::new(MemDevice::soiled(8192)));
         let faulty = [0, 1].map(|i: usize| Arc::new(FaultDevice::new(inner[i].clone(), 7)));
         let two = Self { inner, faulty };
         let o = MkfsOptions { domains: Some(2), placement: Placement::Spread, ..MkfsOptions::default() };
@@ -237,7 +237,7 @@ fn short_writes_claim_nothing() {
 #[test]
 fn after_a_failed_flush_nothing_is_claimed() {
     for skip in 0..12 {
-        let inner = Arc::new(MemDevice::new(12288));
+        let inner = Arc::new(MemDevice::soiled(12288));
         let faulty = Arc::new(FaultDevice::new(inner.clone(), 1));
         let devices = [faulty.clone() as Arc<dyn Device>];
         mkfs::format(&devices, &MkfsOptions { domains: Some(2), ..MkfsOptions::default() }).unwrap();
@@ -610,7 +610,7 @@ fn populate(device: &Arc<dyn Device>, mut between: impl FnMut()) -> braidfs::Res
 }
 
 fn healthy_volume() -> (Arc<MemDevice>, Truth) {
-    let device = Arc::new(MemDevice::new(12288));
+    let device = Arc::new(MemDevice::soiled(12288));
     let d: Arc<dyn Device> = device.clone();
     mkfs::format(std::slice::from_ref(&d), &mkfs_options()).unwrap();
     populate(&d, || {}).unwrap();
@@ -622,7 +622,7 @@ fn healthy_volume() -> (Arc<MemDevice>, Truth) {
 
 /// The device of a volume that crashed, with all that was not flushed lost, and what a mount finds on it.
 fn crashed_volume() -> (Arc<MemDevice>, Truth) {
-    let record = Arc::new(RecordDevice::blank(12288));
+    let record = Arc::new(RecordDevice::soiled(12288));
     let d: Arc<dyn Device> = record.clone();
     mkfs::format(std::slice::from_ref(&d), &mkfs_options()).unwrap();
     let v = Volume::mount(vec![d.clone()], options()).unwrap();
@@ -644,7 +644,7 @@ fn crashed_volume() -> (Arc<MemDevice>, Truth) {
 
 /// What `fill_first` made and no `change` touched, but for the number of its links.
 fn untouched(truth: &Truth) -> Truth {
-    let device: Arc<dyn Device> = Arc::new(MemDevice::new(12288));
+    let device: Arc<dyn Device> = Arc::new(MemDevice::soiled(12288));
     mkfs::format(std::slice::from_ref(&device), &mkfs_options()).unwrap();
     let v = Volume::mount(vec![device], options()).unwrap();
     fill_first(&v).unwrap();
@@ -680,7 +680,7 @@ fn lies_of_the_device_are_noticed() {
     ];
     for i in 0..210 {
         let (op, effect) = effects[i % effects.len()];
-        let inner = Arc::new(MemDevice::new(12288));
+        let inner = Arc::new(MemDevice::soiled(12288));
         let plain: Arc<dyn Device> = inner.clone();
         mkfs::format(std::slice::from_ref(&plain), &mkfs_options()).unwrap();
         let faulty = Arc::new(FaultDevice::new(inner.clone(), rng.u64(..)));

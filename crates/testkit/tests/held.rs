@@ -6,7 +6,7 @@
 use braidfs::{
     Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, Placement, RenameMode, Volume, mkfs,
 };
-use braidfs_device::{Device, Image, Keep, MemDevice, RecordDevice};
+use braidfs_device::{Device, Keep, MemDevice, RecordDevice};
 use braidfs_testkit::env_number;
 use braidfs_testkit::walk::{fsck, walk};
 use std::sync::Arc;
@@ -31,10 +31,10 @@ fn mount(device: &Arc<dyn Device>, cache_bytes: u64) -> Volume {
     Volume::mount(vec![device.clone()], options).unwrap()
 }
 
-fn made(domains: u16) -> Arc<dyn Device> {
-    let device: Arc<dyn Device> = Arc::new(MemDevice::new(65536));
+fn made(domains: u16) -> Arc<MemDevice> {
+    let device = Arc::new(MemDevice::soiled(65536));
     let options = MkfsOptions { domains: Some(domains), placement: Placement::Spread, ..MkfsOptions::default() };
-    mkfs::format(std::slice::from_ref(&device), &options).unwrap();
+    mkfs::format(&[device.clone() as Arc<dyn Device>], &options).unwrap();
     device
 }
 
@@ -47,7 +47,7 @@ fn sane<T>(r: Result<T, Error>) {
 
 #[test]
 fn what_is_held_is_not_lost_to_other_threads() {
-    let device = made(4);
+    let device: Arc<dyn Device> = made(4);
     let v = mount(&device, 1 << 20);
     let dirs: Vec<InodeNo> = (0..4)
         .map(|n| v.create(ROOT, format!("d{n}").as_bytes(), &new(FileKind::Dir), &Cred::root()).unwrap().ino)
@@ -116,7 +116,7 @@ fn what_is_held_is_not_lost_to_other_threads() {
 
 #[test]
 fn many_orphans_that_are_held_leave_memory_and_come_back() {
-    let record = Arc::new(RecordDevice::new(Image::copy_of(&*made(2)).unwrap()));
+    let record = Arc::new(RecordDevice::new(made(2).snapshot()));
     let device: Arc<dyn Device> = record.clone();
     let v = mount(&device, 1 << 20);
     // as much as a commit's list of orphans may have to hold at once

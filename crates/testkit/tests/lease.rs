@@ -86,7 +86,7 @@ fn write_synced(v: &Volume, name: &str, data: &[u8]) -> Result<(), Error> {
 #[test]
 fn devices_that_are_elsewhere_neither_come_nor_leave() {
     let (_dir, server) = server();
-    let local: Arc<dyn Device> = Arc::new(MemDevice::new(BYTES / BLOCK_BYTES as u64));
+    let local: Arc<dyn Device> = Arc::new(MemDevice::soiled(BYTES / BLOCK_BYTES as u64));
     mkfs::format(std::slice::from_ref(&local), &MkfsOptions::default()).unwrap();
     let v = Volume::mount(vec![local.clone()], MountOptions::default()).unwrap();
     let Err(Error::Size(why)) = v.add_device(open(&server, "").remove(0), false) else { panic!("it came") };

@@ -16,7 +16,7 @@ fn new(kind: FileKind) -> NewNode<'static> {
 }
 
 fn device(bytes: u64) -> Arc<dyn Device> {
-    let d: Arc<dyn Device> = Arc::new(MemDevice::new(bytes / BLOCK_BYTES as u64));
+    let d: Arc<dyn Device> = Arc::new(MemDevice::soiled(bytes / BLOCK_BYTES as u64));
     mkfs::format(std::slice::from_ref(&d), &MkfsOptions { domains: Some(2), ..MkfsOptions::default() }).unwrap();
     d
 }
@@ -362,7 +362,7 @@ fn an_image_is_mounted_once() {
 }
 
 fn used_image() -> Image {
-    let d = Arc::new(MemDevice::new((64 << 20) / BLOCK_BYTES as u64));
+    let d = Arc::new(MemDevice::soiled((64 << 20) / BLOCK_BYTES as u64));
     let dynamic: Arc<dyn Device> = d.clone();
     mkfs::format(std::slice::from_ref(&dynamic), &MkfsOptions { domains: Some(2), ..MkfsOptions::default() }).unwrap();
     let v = mount(&dynamic);

@@ -89,7 +89,7 @@ impl Back {
 }
 
 fn small(mlogs: u16) -> (Arc<MemDevice>, Volume) {
-    let device = Arc::new(MemDevice::new(BLOCKS));
+    let device = Arc::new(MemDevice::soiled(BLOCKS));
     let o = MkfsOptions { domains: Some(1), mlogs: Some(mlogs), group_bytes: Some(4 << 20), ..MkfsOptions::default() };
     mkfs::format(&[device.clone() as Arc<dyn Device>], &o).unwrap();
     let v = mount(&device).unwrap();
@@ -231,7 +231,7 @@ fn newest_of(image: &Image, domain: DomainId) -> u64 {
 /// would else say that it is the newest.
 #[test]
 fn no_recovery_takes_the_number_of_a_transaction_that_a_crash_cut_off() {
-    let device = Arc::new(MemDevice::new(2 * BLOCKS));
+    let device = Arc::new(MemDevice::soiled(2 * BLOCKS));
     let o = MkfsOptions { domains: Some(2), placement: Placement::Spread, ..MkfsOptions::default() };
     mkfs::format(&[device.clone() as Arc<dyn Device>], &o).unwrap();
     let faulty = || Arc::new(FaultDevice::new(device.clone(), 1));

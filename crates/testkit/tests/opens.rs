@@ -26,7 +26,7 @@ fn sane<T>(r: Result<T, Error>) -> Option<T> {
 #[test]
 fn opens_removals_and_evictions() {
     braidfs_sync::pins::pin_from_now();
-    let device: Arc<dyn Device> = Arc::new(MemDevice::new(65536));
+    let device: Arc<dyn Device> = Arc::new(MemDevice::soiled(65536));
     let o = MkfsOptions { domains: Some(DOMAINS), placement: Placement::Spread, ..MkfsOptions::default() };
     mkfs::format(std::slice::from_ref(&device), &o).unwrap();
     let options =

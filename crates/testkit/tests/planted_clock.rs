@@ -3,7 +3,6 @@
 
 use braidfs::planted::{Bug, plant};
 use braidfs::{FileKind, RenameMode};
-use braidfs_device::{Image, MemDevice};
 use braidfs_testkit::crash::check::times;
 use braidfs_testkit::crash::minimise::every_crash_on;
 use braidfs_testkit::crash::plan::End;
@@ -23,7 +22,7 @@ fn failing() -> usize {
         r.apply(&mv("A/g", "t")).unwrap();
         r.apply(&mv("t", "A/g")).unwrap();
         r.remount().unwrap();
-        base.image = Image::copy_of(&MemDevice::from_image(final_image(r.device()))).unwrap();
+        base.image = final_image(r.device()).compact();
         (base.model, base.keys) = (r.model.clone(), r.keys().clone());
         let ops = [
             Op::Unlink { path: P("A/g") },

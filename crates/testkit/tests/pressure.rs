@@ -64,7 +64,7 @@ fn remount(image: MemDevice) -> Volume {
 /// A file writes its first 16 MiB itself; then an fsync is cut off before its flush.
 #[test]
 fn a_torn_fsync_after_pages_went_out_by_themselves() {
-    let device = Arc::new(RecordDevice::blank(24576));
+    let device = Arc::new(RecordDevice::soiled(24576));
     let devices = [device.clone() as Arc<dyn Device>];
     let v = soiled(&devices);
     let f = create(&v, "f");
@@ -86,7 +86,7 @@ fn a_torn_fsync_after_pages_went_out_by_themselves() {
 /// One thread writes the dirty pages of a file, and the device takes its time; another one calls fsync.
 #[test]
 fn an_fsync_while_another_thread_writes_the_pages_out() {
-    let device = Arc::new(RecordDevice::blank(24576));
+    let device = Arc::new(RecordDevice::soiled(24576));
     let faulty = Arc::new(FaultDevice::new(device.clone(), 1));
     let devices = [faulty.clone() as Arc<dyn Device>];
     let v = soiled(&devices);
@@ -124,7 +124,7 @@ fn an_fsync_while_another_thread_writes_the_pages_out() {
 /// A write fails; what the file then reads as.
 #[test]
 fn after_a_failed_write_nothing_foreign_is_read() {
-    let device = Arc::new(MemDevice::new(24576));
+    let device = Arc::new(MemDevice::soiled(24576));
     let faulty = Arc::new(FaultDevice::new(device, 1));
     let devices = [faulty.clone() as Arc<dyn Device>];
     mkfs::format(&devices, &MkfsOptions { domains: Some(1), ..MkfsOptions::default() }).unwrap();
@@ -153,7 +153,7 @@ fn after_a_failed_write_nothing_foreign_is_read() {
 /// Files written here and there: as many records as places.
 #[test]
 fn scattered_pages_of_several_files_fit_the_journal() {
-    let device = Arc::new(MemDevice::new(65536));
+    let device = Arc::new(MemDevice::soiled(65536));
     let devices = [device as Arc<dyn Device>];
     mkfs::format(&devices, &MkfsOptions { domains: Some(8), ..MkfsOptions::default() }).unwrap();
     let v = Volume::mount(devices.to_vec(), options()).unwrap();
@@ -192,7 +192,7 @@ fn unmounts_clean(v: Volume, device: &Arc<dyn Device>) {
 /// A file that was written here and there is deleted.
 #[test]
 fn a_file_in_many_pieces_can_be_deleted() {
-    let device: Arc<dyn Device> = Arc::new(MemDevice::new(131_072));
+    let device: Arc<dyn Device> = Arc::new(MemDevice::soiled(131_072));
     let (v, f) = in_pieces(&device);
     drop(f);
     v.unlink(braidfs::InodeNo::ROOT, b"f").unwrap();
@@ -203,7 +203,7 @@ fn a_file_in_many_pieces_can_be_deleted() {
 /// As its orphan after a crash: the mount must not fail.
 #[test]
 fn an_orphan_in_many_pieces_can_be_mounted() {
-    let recorded = Arc::new(RecordDevice::blank(131_072));
+    let recorded = Arc::new(RecordDevice::soiled(131_072));
     let (v, _f) = in_pieces(&(recorded.clone() as Arc<dyn Device>));
     let free = v.statfs().free;
     v.unlink(braidfs::InodeNo::ROOT, b"f").unwrap();
@@ -219,7 +219,7 @@ fn an_orphan_in_many_pieces_can_be_mounted() {
 /// A large file is emptied, written anew and synced; then the power fails.
 #[test]
 fn a_large_file_replaced_and_synced_can_be_mounted() {
-    let device = Arc::new(RecordDevice::blank(65536));
+    let device = Arc::new(RecordDevice::soiled(65536));
     let devices = [device.clone() as Arc<dyn Device>];
     mkfs::format(&devices, &MkfsOptions { domains: Some(8), group_bytes: Some(4 << 20), ..MkfsOptions::default() })
         .unwrap();
@@ -244,7 +244,7 @@ fn a_large_file_replaced_and_synced_can_be_mounted() {
 #[test]
 fn a_file_in_many_pieces_is_cut() {
     for punch in [false, true] {
-        let device: Arc<dyn Device> = Arc::new(MemDevice::new(131_072));
+        let device: Arc<dyn Device> = Arc::new(MemDevice::soiled(131_072));
         let (v, f) = in_pieces(&device);
         let free = v.statfs().free;
         if punch {
@@ -265,7 +265,7 @@ fn a_file_in_many_pieces_is_cut() {
 /// one found, and never flushed, some is lost, and of what it wrote, nothing.
 #[test]
 fn what_a_mount_found_is_flushed_first() {
-    let devices = [0, 1].map(|_| Arc::new(RecordDevice::blank(8192)));
+    let devices = [0, 1].map(|_| Arc::new(RecordDevice::soiled(8192)));
     let faulty = Arc::new(FaultDevice::new(devices[1].clone(), 1));
     let plain = [devices[0].clone() as Arc<dyn Device>, devices[1].clone()];
     let o = MkfsOptions { domains: Some(2), placement: braidfs::Placement::Spread, ..MkfsOptions::default() };

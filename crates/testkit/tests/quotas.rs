@@ -911,7 +911,7 @@ fn entries_of(v: &Volume, dir: InodeNo) -> Vec<InodeNo> {
 /// again the inode counts, too, at the next change of limits.
 #[test]
 fn what_cannot_be_read_is_counted_later() {
-    let memory = [Arc::new(MemDevice::new(64 * MIB / BLOCK))];
+    let memory = [Arc::new(MemDevice::soiled(64 * MIB / BLOCK))];
     let device: Arc<dyn Device> = memory[0].clone();
     format(&device);
     let v = mount(&device);

@@ -19,7 +19,7 @@ fn options() -> MountOptions {
 }
 
 fn volume(blocks: u64, o: &MkfsOptions) -> (Arc<CountDevice>, Volume) {
-    let device = Arc::new(CountDevice::new(Arc::new(MemDevice::new(blocks))));
+    let device = Arc::new(CountDevice::new(Arc::new(MemDevice::soiled(blocks))));
     mkfs::format(&[device.clone() as Arc<dyn Device>], o).unwrap();
     let v = Volume::mount(vec![device.clone()], options()).unwrap();
     (device, v)

@@ -393,7 +393,7 @@ fn the_mode_decides_where_overwrites_go() {
 /// The bit is there before the first such domain, and stays.
 #[test]
 fn older_programs_refuse_the_volume() {
-    let image = Arc::new(MemDevice::new(64 * MIB / BLOCK));
+    let image = Arc::new(MemDevice::soiled(64 * MIB / BLOCK));
     let device: Arc<dyn Device> = image.clone();
     format(&device, 4 * MIB);
     let v = mount(&device);

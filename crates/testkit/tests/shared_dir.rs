@@ -54,7 +54,7 @@ mod in_common {
 
     #[test]
     fn the_same_names() {
-        let device: Arc<dyn Device> = Arc::new(MemDevice::new((64 << 20) / 4096));
+        let device: Arc<dyn Device> = Arc::new(MemDevice::soiled((64 << 20) / 4096));
         let options = MkfsOptions { domains: Some(3), placement: Placement::Spread, ..MkfsOptions::default() };
         mkfs::format(std::slice::from_ref(&device), &options).unwrap();
         let options = || MountOptions { background: false, share_dirs: true, ..MountOptions::default() };
@@ -163,7 +163,7 @@ mod in_common {
     /// Whether a name is taken needs neither a number nor a block.
     #[test]
     fn a_name_that_is_taken_on_a_full_volume() {
-        let device: Arc<dyn Device> = Arc::new(MemDevice::new((24 << 20) / 4096));
+        let device: Arc<dyn Device> = Arc::new(MemDevice::soiled((24 << 20) / 4096));
         let options = MkfsOptions { domains: Some(1), ..MkfsOptions::default() };
         mkfs::format(std::slice::from_ref(&device), &options).unwrap();
         let options = || MountOptions { background: false, share_dirs: true, ..MountOptions::default() };

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 /// Two that overwrite, two that look, and one that does all else to the file that concerns its pages, over many commits.
 fn overwritten_over_commits(cached_above: bool) {
-    let device: Arc<dyn Device> = Arc::new(MemDevice::new((128 << 20) / 4096));
+    let device: Arc<dyn Device> = Arc::new(MemDevice::soiled((128 << 20) / 4096));
     mkfs::format(std::slice::from_ref(&device), &MkfsOptions { domains: Some(1), ..MkfsOptions::default() }).unwrap();
     let options = MountOptions {
         commit_interval: Duration::from_millis(5),

@@ -99,7 +99,7 @@ fn a_tenant_that_loses_its_journal_meanwhile_is_told_of() {
 /// Nothing is written once the volume is read-only, also where a group at the end is empty already.
 #[test]
 fn a_remount_to_read_only_ends_it() {
-    let image = Arc::new(MemDevice::new(128 * MIB / BLOCK));
+    let image = Arc::new(MemDevice::soiled(128 * MIB / BLOCK));
     let all: [Arc<dyn Device>; 1] = [image.clone()];
     format(&all, &[128], 1);
     let v = mount(&all);
@@ -220,7 +220,7 @@ fn a_full_domain_gets_groups_that_others_empty() {
 #[test]
 fn a_write_that_fails_leaves_one_of_both_sizes() {
     for devices in [1, 2] {
-        let images: Vec<Arc<MemDevice>> = (0..devices).map(|_| Arc::new(MemDevice::new(64 * MIB / BLOCK))).collect();
+        let images: Vec<Arc<MemDevice>> = (0..devices).map(|_| Arc::new(MemDevice::soiled(64 * MIB / BLOCK))).collect();
         let all = devices_of(&images);
         format(&all, &[64, 64][..devices], 2);
         let v = mount(&all);

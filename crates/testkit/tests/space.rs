@@ -15,7 +15,7 @@ const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
 
 fn device(mib: u64, domains: u16) -> Arc<dyn Device> {
-    let d: Arc<dyn Device> = Arc::new(MemDevice::new(mib * MIB / BLOCK));
+    let d: Arc<dyn Device> = Arc::new(MemDevice::soiled(mib * MIB / BLOCK));
     let options = MkfsOptions { domains: Some(domains), ..MkfsOptions::default() };
     mkfs::format(std::slice::from_ref(&d), &options).unwrap();
     d

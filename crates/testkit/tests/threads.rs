@@ -10,7 +10,7 @@ use braidfs::{
     AtimeMode, Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, Placement, RenameMode, SetAttr,
     Volume, mkfs,
 };
-use braidfs_device::{Device, Image, MemDevice, RecordDevice};
+use braidfs_device::{Device, MemDevice, RecordDevice};
 use braidfs_testkit::env_number;
 use braidfs_testkit::generate::{Generator, Profile};
 use braidfs_testkit::model::{Model, ROOT, Times};
@@ -214,7 +214,7 @@ fn run(placement: Placement) {
     let seed = braidfs_testkit::seed();
     let ops = env_number("BRAIDFS_THREAD_OPS", 20_000) / 2;
     println!("BRAIDFS_SEED={seed}");
-    let device: Arc<dyn Device> = Arc::new(MemDevice::new((256 << 20) / 4096));
+    let device: Arc<dyn Device> = Arc::new(MemDevice::soiled((256 << 20) / 4096));
     let options = MkfsOptions { domains: Some(4), placement, ..MkfsOptions::default() };
     mkfs::format(std::slice::from_ref(&device), &options).unwrap();
     let v = mount(&device, placement);
@@ -290,7 +290,7 @@ fn two_files(device: &Arc<dyn Device>) -> (Volume, [InodeNo; 2]) {
 
 #[test]
 fn an_exchange_is_seen_whole() {
-    let device: Arc<dyn Device> = Arc::new(MemDevice::new((64 << 20) / 4096));
+    let device: Arc<dyn Device> = Arc::new(MemDevice::soiled((64 << 20) / 4096));
     let (v, inodes) = two_files(&device);
     // the last exchange that began, and how many pairs of names were seen with the exchange known that was under way
     let (begun, judged) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -330,7 +330,7 @@ fn an_exchange_is_seen_whole() {
 /// Data that is overwritten just when a commit is about to write it has its blocks all the same.
 #[test]
 fn a_full_volume_overwritten_while_it_commits() {
-    let device: Arc<dyn Device> = Arc::new(MemDevice::new((64 << 20) / 4096));
+    let device: Arc<dyn Device> = Arc::new(MemDevice::soiled((64 << 20) / 4096));
     let (v, [filler, _]) = two_files(&device);
     let file = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
     let make = |n: usize| v.create(InodeNo::ROOT, format!("f{n}").as_bytes(), &file, &Cred::root()).unwrap().ino;
@@ -398,7 +398,7 @@ fn a_full_volume_overwritten_while_it_commits() {
 /// Pages that were to be written in place need blocks when that is called off.
 #[test]
 fn a_full_volume_and_a_file_no_longer_written_in_place() {
-    let device: Arc<dyn Device> = Arc::new(MemDevice::new((64 << 20) / 4096));
+    let device: Arc<dyn Device> = Arc::new(MemDevice::soiled((64 << 20) / 4096));
     let (v, [filler, ino]) = two_files(&device);
     let flags = |flags| v.setattr(ino, &SetAttr { flags: Some(flags), ..SetAttr::default() });
     flags(NOCOW).unwrap();
@@ -434,10 +434,10 @@ fn fsync_beside_moves_into_new_directories() {
     for placement in [Placement::Inherit, Placement::Spread] {
         let mut beside = 0;
         for round in 0..rounds {
-            let empty: Arc<dyn Device> = Arc::new(MemDevice::new((64 << 20) / 4096));
+            let empty = Arc::new(MemDevice::soiled((64 << 20) / 4096));
             let options = MkfsOptions { domains: Some(2), placement, ..MkfsOptions::default() };
-            mkfs::format(std::slice::from_ref(&empty), &options).unwrap();
-            let device = Arc::new(RecordDevice::new(Image::copy_of(&*empty).unwrap()));
+            mkfs::format(&[empty.clone() as Arc<dyn Device>], &options).unwrap();
+            let device = Arc::new(RecordDevice::new(empty.snapshot()));
             let v = Volume::mount(vec![device.clone()], quiet()).unwrap();
             let f = v.create(InodeNo::ROOT, b"f", &file, &Cred::root()).unwrap().ino;
             let (moves, moved) = (1 + round as usize % 10, AtomicUsize::new(0));

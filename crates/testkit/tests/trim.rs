@@ -36,7 +36,7 @@ fn holds(v: &Volume, name: &str, seed: u32, len: usize) -> bool {
 
 /// Memory on which this becomes of every discard.
 fn discards(blocks: u64, effect: Effect) -> Arc<dyn Device> {
-    let device = FaultDevice::new(Arc::new(MemDevice::new(blocks)), 1);
+    let device = FaultDevice::new(Arc::new(MemDevice::soiled(blocks)), 1);
     device.add(Rule::new(Op::Discard, effect));
     Arc::new(device)
 }
@@ -44,7 +44,7 @@ fn discards(blocks: u64, effect: Effect) -> Arc<dyn Device> {
 /// A remount to read-only comes while it is under way.
 #[test]
 fn nothing_is_discarded_once_it_is_read_only() {
-    let fault = Arc::new(FaultDevice::new(Arc::new(MemDevice::new(65_536)), 1));
+    let fault = Arc::new(FaultDevice::new(Arc::new(MemDevice::soiled(65_536)), 1));
     let device = Arc::new(CountDevice::new(fault.clone()));
     mkfs::format(&[device.clone() as Arc<dyn Device>], &MkfsOptions::default()).unwrap();
     let v = Volume::mount(vec![device.clone()], options()).unwrap();
@@ -69,7 +69,7 @@ fn nothing_is_discarded_once_it_is_read_only() {
 
 #[test]
 fn what_is_free_and_durably_so() {
-    let device = Arc::new(CountDevice::new(Arc::new(MemDevice::new(32_768))));
+    let device = Arc::new(CountDevice::new(Arc::new(MemDevice::soiled(32_768))));
     let o = MkfsOptions { domains: Some(2), ..MkfsOptions::default() };
     mkfs::format(&[device.clone() as Arc<dyn Device>], &o).unwrap();
     let v = Volume::mount(vec![device.clone()], options()).unwrap();

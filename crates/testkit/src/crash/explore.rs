@@ -331,7 +331,7 @@ pub fn random_base(seed: u64) -> Result<Base, String> {
     let kind = super::workload::Kind::ALL[0];
     if setup.second > 0 {
         let r = Runner::empty(&setup)?;
-        let base = Base::of(&r, kind)?;
+        let base = Base::of(&r, kind);
         r.abandon();
         return Ok(base);
     }

@@ -193,7 +193,7 @@ pub fn run(seed: u64) -> Result<(usize, u64), String> {
     if !seed.is_multiple_of(4) {
         (setup.overwrite, setup.data, setup.mkfs.data_checksums) = (Overwrite::Auto, DataMode::Ordered, false);
     }
-    let blank = Arc::new(MemDevice::new(setup.bytes / PAGE as u64));
+    let blank = Arc::new(MemDevice::soiled(setup.bytes / PAGE as u64));
     mkfs::format(&[blank.clone() as Arc<dyn Device>], &setup.mkfs).map_err(err)?;
     let device = Arc::new(RecordDevice::new(blank.snapshot()));
     let slow: Arc<dyn Device> = Arc::new(Slow { device: Switching(device.clone()), calls: AtomicUsize::new(0) });

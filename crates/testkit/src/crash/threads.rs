@@ -140,7 +140,7 @@ pub fn base(seed: u64) -> Result<Base, String> {
         // as long as entries may be stale all changes have the directory for themselves
         r.close()?;
     }
-    let base = Base::of(&r, Kind::ALL[0])?;
+    let base = Base::of(&r, Kind::ALL[0]);
     r.abandon();
     Ok(base)
 }

@@ -13,7 +13,7 @@ use At::{Path, Slot};
 use braidfs::{
     DataMode, FallocMode, FileKind, Overwrite, Placement, RenameMode, SetAttr, SetTime, Timestamp, XattrMode,
 };
-use braidfs_device::{Image, MemDevice};
+use braidfs_device::Image;
 use std::collections::BTreeMap;
 
 /// A volume to begin with.
@@ -35,10 +35,10 @@ impl Base {
     ///
     /// # Errors
     /// Of reading it.
-    pub fn of(r: &Runner, kind: Kind) -> Result<Self, String> {
-        // a copy of which holes are holes: reading one is cheap
-        let image = Image::copy_of(&MemDevice::from_image(final_image(r.device()))).map_err(|e| e.to_string())?;
-        Ok(Self { image, model: r.model.clone(), keys: r.keys().clone(), setup: r.setup().clone(), kind })
+    pub fn of(r: &Runner, kind: Kind) -> Self {
+        // without the log of the run
+        let image = final_image(r.device()).compact();
+        Self { image, model: r.model.clone(), keys: r.keys().clone(), setup: r.setup().clone(), kind }
     }
 }
 
@@ -212,7 +212,7 @@ pub fn base(kind: Kind) -> Result<Base, String> {
     } else if !kind.dirty {
         r.remount()?;
     }
-    Base::of(&r, kind)
+    Ok(Base::of(&r, kind))
 }
 
 /// Names of a directory that take three buckets: they are long, and few inodes have them all.

@@ -160,7 +160,7 @@ pub fn change(v: &Volume, round: u32) -> Result<()> {
 
 /// The device with a volume of two or three domains, changed and unmounted several times, and its past.
 fn unmounted(sums: bool) -> Result<(Arc<MemDevice>, Vec<Image>)> {
-    let device = Arc::new(MemDevice::new(BLOCKS));
+    let device = Arc::new(MemDevice::soiled(BLOCKS));
     let o = MkfsOptions {
         domains: Some(3),
         mlogs: Some(2),

@@ -153,7 +153,7 @@ fn a_sound_file_is_synced_by_a_commit() {
 /// nobody knows who has the first: each such name would stay in its record, until that could not be written.
 #[test]
 fn names_lost_to_a_failed_domain_do_not_fail_another() {
-    let inner = [0, 1, 2].map(|_| Arc::new(MemDevice::new(8192)));
+    let inner = [0, 1, 2].map(|_| Arc::new(MemDevice::soiled(8192)));
     let faulty = [0, 1, 2].map(|i: usize| Arc::new(FaultDevice::new(inner[i].clone(), 7)));
     let devices = devices_of(&faulty);
     let o = MkfsOptions { domains: Some(3), placement: Placement::Spread, ..MkfsOptions::default() };
