@@ -15,6 +15,8 @@ pub struct Blocks {
     runs: BTreeMap<u64, (u64, u32)>,
     /// Given to what is written next.
     next: u32,
+    /// Ranges that were collapsed or inserted.
+    moves: u32,
 }
 
 impl Blocks {
@@ -28,6 +30,11 @@ impl Blocks {
     /// Which of the blocks that it had a page has now; `None` where it has none.
     pub fn block(&self, page: u64) -> Option<u32> {
         self.runs.range(..=page).next_back().filter(|(_, (end, _))| page < *end).map(|(_, (_, n))| *n)
+    }
+
+    /// How many ranges were collapsed or inserted so far.
+    pub fn moves(&self) -> u32 {
+        self.moves
     }
 
     /// Whether each page has the same block here as there, or none.
@@ -114,6 +121,7 @@ impl Blocks {
             self.runs.insert(first, (end, self.next));
         }
         self.next += 1;
+        self.moves += 1;
     }
 
     /// Makes a run end at a page, where there is one over it.

@@ -4,7 +4,7 @@ use crate::model::{Ino, Link, Model};
 use crate::ops::{At, Op, SLOTS, Slots, to_rust, walk_path};
 use crate::run::{Setup, peek_clock};
 use crate::subject::Key;
-use braidfs::{DomainId, Timestamp};
+use braidfs::{DataMode, DomainId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
@@ -66,10 +66,14 @@ pub struct History {
     pub keys: BTreeMap<Ino, Key>,
     /// Domain of every inode that ever was.
     pub domains: BTreeMap<Ino, DomainId>,
+    /// What was allocated for a file in versions in which all of it was durable, rising: units of 512 bytes.
+    pub sectors: BTreeMap<Ino, Vec<(usize, u64)>>,
     /// An fsync may overwrite blocks of ordinary files.
     pub overwrites: bool,
     /// Blocks of files that were fallocated are overwritten.
     pub fallocated: bool,
+    /// Commits leave data alone (`data=writeback`).
+    pub late_data: bool,
     /// Nothing of it was done later than this, by the clock of the tests.
     pub ended: Timestamp,
 }
@@ -78,14 +82,21 @@ impl History {
     /// Begins with a durable state of a volume.
     pub fn new(start: Model, keys: BTreeMap<Ino, Key>, setup: &Setup) -> Self {
         let (overwrites, fallocated) = (setup.overwrites(), setup.overwrites_fallocated());
-        let ended = peek_clock();
-        Self { start, steps: Vec::new(), keys, domains: BTreeMap::new(), overwrites, fallocated, ended }
+        let (late_data, ended) = (setup.data == DataMode::Writeback, peek_clock());
+        let (steps, domains, sectors) = Default::default();
+        Self { start, steps, keys, domains, sectors, overwrites, fallocated, late_data, ended }
     }
 
     /// Adds an inode that was made.
     pub fn add(&mut self, ino: Ino, key: Key, domain: DomainId) {
         self.keys.insert(ino, key);
         self.domains.insert(ino, domain);
+    }
+
+    /// Notes what is allocated for a file of the newest version, which is durable.
+    pub fn allocated(&mut self, ino: Ino, sectors: u64) {
+        let version = self.steps.len();
+        self.sectors.entry(ino).or_default().push((version, sectors));
     }
 
     /// Adds a step. `elsewhere`: as [`Step::elsewhere`].
@@ -116,8 +127,10 @@ impl History {
             steps: self.steps[..steps].to_vec(),
             keys: self.keys.clone(),
             domains: self.domains.clone(),
+            sectors: self.sectors.clone(),
             overwrites: self.overwrites,
             fallocated: self.fallocated,
+            late_data: self.late_data,
             ended: self.ended,
         }
     }

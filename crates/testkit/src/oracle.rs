@@ -179,6 +179,7 @@ impl<'h> Oracle<'h> {
             .and_then(|()| self.required(seen))
             .and_then(|()| self.all_names(seen))
             .and_then(|()| self.whole_renames(seen))
+            .and_then(|()| self.allocated(seen))
             .and_then(|()| self.transactions(seen))
             .map_err(|e| format!("{NOT_ALLOWED}: {e}{}", self.history.story(self.completed)))
     }
@@ -448,6 +449,20 @@ impl<'h> Oracle<'h> {
         Ok(())
     }
 
+    /// A file that nothing was done with since it was synced has the blocks that it had, those that are only reserved too.
+    fn allocated(&self, seen: &Seen) -> Result<(), String> {
+        for (key, got) in &seen.nodes {
+            let known = self.inos.get(key).and_then(|ino| Some((*ino, self.history.sectors.get(ino)?)));
+            let Some((ino, known)) = known else { continue };
+            let Some((v, sectors)) = known.iter().rev().find(|(v, _)| *v <= self.completed) else { continue };
+            if got.sectors != *sectors && self.states(ino, *v).len() == 1 {
+                let path = seen.path(*key);
+                return Err(format!("{path}: {} sectors, but {sectors} durable since version {v}", got.sectors));
+            }
+        }
+        Ok(())
+    }
+
     /// A rename that leaves a whiteout is there with it, or neither is.
     fn whole_renames(&self, seen: &Seen) -> Result<(), String> {
         for (version, whiteout, link, moved) in &self.whiteouts {
@@ -549,7 +564,7 @@ mod tests {
     use crate::run::mount;
     use crate::states::Log;
     use crate::walk::walk;
-    use braidfs::{FallocMode, RenameMode};
+    use braidfs::{DataMode, FallocMode, RenameMode};
     use braidfs_device::{Device, MemDevice};
 
     /// The device before and after all that was written.
@@ -629,6 +644,60 @@ mod tests {
         let done = Oracle::new(&history, 2);
         done.judge(&new).unwrap();
         done.judge(&old).unwrap_err();
+    }
+
+    #[test]
+    fn reserved_blocks_that_are_lost_are_seen() {
+        let base = base(Kind::ALL[0]).unwrap();
+        let at = At::Path(P("A/f"));
+        let mode = FallocMode::Allocate { keep_size: true };
+        let ops = [
+            Op::Fallocate { at, mode, off: 0, len: 65_536 },
+            Op::Fsync { at, data_only: false },
+            Op::SetMode { path: P("A/f"), mode: 0o600 },
+        ];
+        let Recorded { log, history, .. } = recorded(&base, &ops, End::Crash, true).unwrap().unwrap();
+        let new = tree(&log, &base, true);
+        let mut lost = new.clone();
+        let (_, f) = lost.nodes.iter_mut().find(|(_, n)| n.links.iter().any(|l| l.1 == b"f")).unwrap();
+        assert_eq!(f.sectors, 128);
+        f.sectors = 24;
+        let synced = history.first(2);
+        Oracle::new(&synced, 2).judge(&new).unwrap();
+        let why = Oracle::new(&synced, 2).judge(&lost).unwrap_err();
+        assert!(why.contains("24 sectors, but 128"), "{why}");
+        // nothing is promised during the fsync
+        Oracle::new(&synced, 1).judge(&lost).unwrap();
+    }
+
+    #[test]
+    fn content_that_commits_leave_alone_is_of_the_file() {
+        let mut base = base(Kind::ALL[0]).unwrap();
+        base.setup.data = DataMode::Writeback;
+        let at = At::Path(P("A/f"));
+        let write = |off, seed| Op::Write { at, off, len: 4096, seed };
+        let ops = [write(0, 77), write(4096, 78), Op::Commit { path: P("A/f"), checkpoint: false }];
+        let Recorded { log, history, .. } = recorded(&base, &ops, End::Crash, true).unwrap().unwrap();
+        let seen = tree(&log, &base, true);
+        let (key, f) = seen.nodes.iter().find(|(_, n)| n.links.iter().any(|l| l.1 == b"f")).unwrap();
+        let judge = |off, bytes: &[u8]| {
+            let mut seen = seen.clone();
+            if let Some(n) = seen.nodes.get_mut(key) {
+                n.data.write(off, bytes);
+            }
+            Oracle::new(&history, 3).judge(&seen)
+        };
+        let ino = history.keys.iter().find(|(_, k)| *k == key).map(|(i, _)| *i).unwrap();
+        let new = &history.version(2).node(ino).unwrap().data;
+        // nothing of it is written: all as before, or some sectors
+        assert_ne!(f.data, *new);
+        judge(0, &[]).unwrap();
+        judge(512, &new.read(512, 1024)).unwrap();
+        judge(4096, &new.read(4096, 4096)).unwrap();
+        // of another place, of nobody, nothing where there was something
+        judge(0, &new.read(4096, 512)).unwrap_err();
+        judge(0, &[0xa5; 512]).unwrap_err();
+        judge(0, &[0; 512]).unwrap_err();
     }
 
     #[test]

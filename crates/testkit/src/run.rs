@@ -404,6 +404,22 @@ fn times_of<'a>(vol: &'a Volume, keys: &'a BTreeMap<Ino, Key>) -> impl FnMut(Ino
     }
 }
 
+/// Has the history know what is allocated for files that were synced just now.
+fn note_allocated(history: &mut History, vol: &Volume, synced: Synced) -> Result<(), String> {
+    let (model, keys) = (history.version(history.steps().len()), &history.keys);
+    let of = |ino: Ino| model.node(ino).is_some_and(|n| n.kind == FileKind::File).then_some(ino);
+    let files: Vec<Ino> = match synced {
+        Synced::One { ino, .. } => of(ino).into_iter().collect(),
+        Synced::All => model.nodes().filter_map(|(ino, _)| of(ino)).collect(),
+    };
+    let known = files.into_iter().filter_map(|ino| Some((ino, *keys.get(&ino)?)));
+    let told =
+        known.map(|(ino, key)| vol.getattr(key.0).map(|a| (ino, a.sectors)).map_err(|e| format!("{key:?}: {e}")));
+    let told: Vec<(Ino, u64)> = told.collect::<Result<_, _>>()?;
+    told.into_iter().for_each(|(ino, sectors)| history.allocated(ino, sectors));
+    Ok(())
+}
+
 impl Runner {
     /// Mounts a volume that equals `model`, which learns the times that it does not know.
     ///
@@ -417,6 +433,7 @@ impl Runner {
         model.learn(&mut times_of(&vol, &keys), &|_| true)?;
         let mut history = History::new(model.clone(), keys.clone(), setup);
         history.domains = keys.iter().filter_map(|(i, k)| Some((*i, vol.domain_of(k.0).ok()?))).collect();
+        note_allocated(&mut history, &vol, Synced::All)?;
         Ok(Self {
             setup: setup.clone(),
             device,
@@ -526,7 +543,8 @@ impl Runner {
         let elsewhere = unplaced.is_some_and(|(domain, commits)| commits_of(vol, domain) == commits);
         self.check_times(op, began).map_err(|e| format!("{}: {e}", to_rust(op)))?;
         self.history.push(op, &self.model, self.device.log_len(), sync, elsewhere);
-        Ok(())
+        let vol = self.vol.as_ref().ok_or("not mounted")?;
+        sync.map_or(Ok(()), |sync| note_allocated(&mut self.history, vol, sync))
     }
 
     /// Where this is an fsync of an ordinary file with dirty pages that have no place yet: its domain, and how often that has

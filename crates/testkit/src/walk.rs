@@ -24,6 +24,8 @@ pub struct SeenNode {
     pub stat: model::Stat,
     /// Times.
     pub times: Times,
+    /// Units of 512 bytes allocated.
+    pub sectors: u64,
     /// Values by name.
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Content of a regular file.
@@ -83,11 +85,13 @@ fn read_file(v: &Volume, ino: InodeNo, size: u64) -> Result<Sparse, Error> {
 }
 
 fn read_node(v: &Volume, key: Key) -> Result<SeenNode, Error> {
-    let (stat, times) = stat_of(&v.getattr(key.0)?);
+    let a = v.getattr(key.0)?;
+    let (stat, times) = stat_of(&a);
     let xattrs = xattrs(v, key.0)?;
     let data = if stat.kind == FileKind::File { read_file(v, key.0, stat.size)? } else { Sparse::default() };
     let target = if stat.kind == FileKind::Symlink { v.readlink(key.0)? } else { Vec::new() };
-    Ok(SeenNode { stat, times, xattrs, data, target, entries: BTreeMap::new(), links: BTreeSet::new() })
+    let (entries, links) = Default::default();
+    Ok(SeenNode { stat, times, sectors: a.sectors, xattrs, data, target, entries, links })
 }
 
 /// Reads the volume.

@@ -12,7 +12,8 @@ use crate::quota;
 use crate::run::{Did, Setup, guarded, mount, set_clock};
 use crate::states::{Budget, CrashState, Log, each};
 use crate::walk::{Seen, fsck, is_of_a_copy, repair, walk};
-use braidfs::{Cred, FileKind, InodeNo, NewNode, Volume};
+use braidfs::format::inode::{APPEND, IMMUTABLE};
+use braidfs::{Cred, FileKind, InodeNo, NewNode, SetAttr, Volume};
 use braidfs_device::{Device, TraceDevice};
 use foldhash::HashSet;
 use std::hash::BuildHasher;
@@ -49,6 +50,11 @@ pub struct Depth {
     /// Go on after a failure, and count the images that fail.
     pub count_failures: bool,
 }
+
+/// Flags of what cannot become longer.
+const GUARDED: u32 = IMMUTABLE | APPEND;
+/// Bytes behind the end of a file that are looked at.
+const BEHIND: usize = 3 * 4096;
 
 /// Threads of a recovery that is run again by several.
 const THREADS: usize = 3;
@@ -244,11 +250,28 @@ pub fn same_tree(a: &Seen, b: &Seen) -> Result<(), String> {
         let mut y = y.clone();
         // Relinking a lost entry may touch its directory.
         if x.stat.kind == FileKind::Dir {
-            (y.times.mtime, y.times.ctime) = (x.times.mtime, x.times.ctime);
+            (y.times.mtime, y.times.ctime, y.sectors) = (x.times.mtime, x.times.ctime, x.sectors);
         }
         if *x != y {
             let times = x.times.differ(y.times).unwrap_or_default();
-            return Err(format!("{}: {:?}, then {:?} {times}", a.path(*key), x.stat, y.stat));
+            let sectors = (x.sectors, y.sectors);
+            return Err(format!("{}: {:?}, then {:?} {times} sectors {sectors:?}", a.path(*key), x.stat, y.stat));
+        }
+    }
+    Ok(())
+}
+
+/// Behind the end of a file there are zeros, whatever its blocks held before.
+fn nothing_behind_the_end(vol: &Volume, seen: &Seen) -> Result<(), String> {
+    let files = seen.nodes.iter().filter(|(_, n)| n.stat.kind == FileKind::File && n.stat.flags & GUARDED == 0);
+    for (key, n) in files {
+        let (ino, end) = (key.0, n.stat.size);
+        let fail = |e| format!("{} becomes longer: {e}", seen.path(*key));
+        vol.setattr(ino, &SetAttr { size: Some(end + BEHIND as u64), ..SetAttr::default() }).map_err(fail)?;
+        let mut buf = [1; BEHIND];
+        let got = vol.open(ino).and_then(|f| vol.read(&f, end, &mut buf)).map_err(fail)?;
+        if got != BEHIND || buf != [0; BEHIND] {
+            return Err(format!("{}: behind its {end} bytes are others than zeros", seen.path(*key)));
         }
     }
     Ok(())
@@ -278,6 +301,7 @@ fn deep(vol: Volume, devices: &[Arc<dyn Device>], setup: &Setup, seen: &Seen, co
     let again = walk(&vol).map_err(|e| format!("after the second mount: {e}"))?;
     quota::holds(&vol, setup).map_err(|e| format!("after the second mount: {e}"))?;
     let counted = vol.statfs();
+    nothing_behind_the_end(&vol, &again).map_err(|e| format!("after the second mount: {e}"))?;
     vol.crash();
     if (space.blocks, space.free, space.inodes, space.inodes_free)
         != (counted.blocks, counted.free, counted.inodes, counted.inodes_free)

@@ -19,6 +19,8 @@ impl Oracle<'_> {
     /// Whether a file may hold this, of which the inode is as in state `i`, which is `base`. Content of states before `from` was
     /// replaced by what was promised.
     ///
+    /// Where commits leave data alone, any content since what was promised may be there, page by page, whatever the inode is.
+    ///
     /// Where the file is always overwritten in place, its blocks may be newer than the inode, sector by sector: data is on the
     /// device before the inode is. A sector is of this state, or of a later one in which the page still lies in the same block.
     /// Nothing is older than the inode, but during an fsync, which writes both in any order where nothing but times changed.
@@ -34,6 +36,11 @@ impl Oracle<'_> {
         from: usize,
     ) -> Result<(), String> {
         let Some(other) = difference(got, &base.data) else { return Ok(()) };
+        if self.history.late_data && got.size() == base.data.size() {
+            let since: Vec<&Node> = states.iter().skip(from).filter_map(|(_, n)| n.map(|n| &**n)).collect();
+            let moved = since.iter().any(|n| n.blocks.moves() != base.blocks.moves());
+            return late(got, &since.iter().map(|n| &n.data).collect::<Vec<_>>(), moved);
+        }
         if got.size() != base.data.size() || !base.in_place() || !self.history.fallocated {
             return Err(other);
         }
@@ -111,6 +118,24 @@ impl Oracle<'_> {
         }
         out
     }
+}
+
+/// Content that commits left alone: every sector of a page is one that the page had since it was promised. Where a range was
+/// collapsed or inserted (`moved`), it may be one of another place, too.
+fn late(got: &Sparse, versions: &[&Sparse], moved: bool) -> Result<(), String> {
+    let pages: BTreeSet<u64> = versions.iter().flat_map(|v| v.pages()).chain(got.pages()).collect();
+    let sector = |v: &Sparse, page: u64, at: usize| -> [u8; SECTOR] { std::array::from_fn(|i| v.page(page)[at + i]) };
+    for page in pages {
+        let Err(why) = sectors_of(got, versions, page) else { continue };
+        let elsewhere = |at: usize| {
+            let found = sector(got, page, at);
+            found == [0; SECTOR] || versions.iter().any(|v| v.pages().any(|p| sector(v, p, at) == found))
+        };
+        if !moved || !(0..PAGE).step_by(SECTOR).all(elsewhere) {
+            return Err(why);
+        }
+    }
+    Ok(())
 }
 
 /// Whether nothing but content and times can differ, and the content has one size.
