@@ -91,11 +91,22 @@ impl MountedVolume {
         Ok(id)
     }
 
-    /// The superblocks tell how many domains there are, durably.
+    /// The superblocks tell how many domains there are, durably: that of the first device, which counts, and those of the others as
+    /// far as these can be written.
     pub(super) fn tell_domains(&self) -> Result<()> {
         let label = self.label.lock();
         self.sb.write().domains = (self.domains.len() as u16).into();
-        self.write_supers(&label, self.compat.load(Ordering::Relaxed))
+        let mut sb = *self.sb.read();
+        (sb.label, sb.compat) = (*label, self.compat.load(Ordering::Relaxed).into());
+        for n in 0..sb.device_table().len() {
+            match self.write_supers_on(n, &sb) {
+                Err(e) if n > 0 => {
+                    tracing::warn!("{}: a superblock tells of fewer domains: {e}", self.store.device(n).name());
+                }
+                done => done?,
+            }
+        }
+        Ok(())
     }
 
     /// All that a mount reads of a domain, durably.

@@ -100,12 +100,15 @@ impl MountedVolume {
     pub(super) fn write_supers(&self, label: &[u8; 64], compat: u32) -> Result<()> {
         let mut sb = *self.sb.read();
         (sb.label, sb.compat) = (*label, compat.into());
-        for (n, entry) in sb.device_table().iter().enumerate() {
-            let device = self.store.device(n);
-            for addr in [0, entry.blocks.get().saturating_sub(1)] {
-                device.write(addr, &sb.to_block(n as u16, addr, SEQ)).map_err(Error::Io)?;
-                device.flush().map_err(Error::Io)?;
-            }
+        (0..sb.device_table().len()).try_for_each(|n| self.write_supers_on(n, &sb))
+    }
+
+    /// Writes the superblocks of one device, durably.
+    pub(super) fn write_supers_on(&self, n: usize, sb: &SuperBlock) -> Result<()> {
+        let device = self.store.device(n);
+        for addr in [0, sb.device[n].blocks.get().saturating_sub(1)] {
+            device.write(addr, &sb.to_block(n as u16, addr, SEQ)).map_err(Error::Io)?;
+            device.flush().map_err(Error::Io)?;
         }
         Ok(())
     }

@@ -89,6 +89,27 @@ fn a_device_that_cannot_be_written_is_left_alone_for_a_while() {
     }
 }
 
+/// A domain is added on the sound devices, and where the tables of a group cannot be written, with another group.
+#[test]
+fn a_domain_is_added_beside_what_fails() {
+    let (faults, v) = on_two_devices(2);
+    let i = v.mounted();
+    cannot_flush(i, 1, &faults[1]);
+    let id = v.add_domain().unwrap();
+    assert_eq!(i.store.device_of(i.dom(id).journal_group()), Some(0));
+    v.crash();
+
+    let (faults, v) = on_two_devices(2);
+    let i = v.mounted();
+    let bad = i.bat.lock().owners().position(|o| o.is_none()).unwrap() as u32;
+    let (device, at) = i.store.place(i.store.geometry().group_start(bad), 1).unwrap();
+    faults[device].add(Rule::new(Op::Write, Effect::Fail(5)).blocks(at..at + 1));
+    let id = v.add_domain().unwrap();
+    assert!(faults[device].fired() > 0 && i.dom(id).journal_group() != bad);
+    faults[device].clear();
+    v.unmount().unwrap();
+}
+
 /// What an idle domain has on a device that cannot flush is no room for others, and it is not asked for it: that would fail it.
 #[test]
 fn a_domain_on_a_device_that_cannot_flush_is_not_asked_for_groups() {
