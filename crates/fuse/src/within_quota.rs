@@ -189,7 +189,12 @@ impl BraidFs {
         });
         let granted = match need.unwrap_or(fit.need) {
             0 => Ok(()),
-            need => self.grants(fit.asker, need, &fit.owners),
+            need => loop {
+                match self.grants(fit.asker, need, &fit.owners) {
+                    Err(refused) if self.vol.end_replaced_files(refused) => {}
+                    granted => break granted,
+                }
+            },
         };
         let Err(refused) = granted else {
             // the domain may have little room besides

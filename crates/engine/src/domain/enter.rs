@@ -15,8 +15,10 @@ use std::sync::atomic::Ordering;
 /// Blocks or extents that an operation may free unannounced ([`Enter::expect_pieces`]).
 const FEW_PIECES: usize = 64;
 
-/// A list of orphans takes this part of the journal at most.
-const ORPHANS_PART: u64 = 16;
+/// A list of orphans takes so many 64ths of the journal at most, where one more is open or held,
+const ORPHANS_PART: u64 = 4;
+/// and where one more only waits for who has replaced it: what is open does not keep names from being replaced.
+const REPLACED_PART: u64 = 5;
 
 /// The right to change a domain: holds its gate, names its running transaction. Dropping it leaves.
 pub struct Enter<'a> {
@@ -167,8 +169,17 @@ impl Domain {
     /// before it is kept until it is durable; with one that is under way there are three in the journal, of which
     /// [`Self::journal_tight`] counts the first.
     pub fn has_most_orphans(&self) -> bool {
+        self.orphans_fill(ORPHANS_PART)
+    }
+
+    /// [`Self::has_most_orphans`] of inodes that are replaced, neither open nor held, and wait for who replaces them.
+    pub fn has_most_replaced(&self) -> bool {
+        self.orphans_fill(REPLACED_PART)
+    }
+
+    fn orphans_fill(&self, part: u64) -> bool {
         let bytes = self.orphans.len() * size_of::<InodeNo>();
-        bytes as u64 >= self.journal.blocks() * BLOCK_BYTES as u64 / ORPHANS_PART && self.keeps_journal()
+        bytes as u64 >= self.journal.blocks() * BLOCK_BYTES as u64 / 64 * part && self.keeps_journal()
     }
 
     /// Whether a commit of `cost` bytes more could run into the journal's end.

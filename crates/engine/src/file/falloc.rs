@@ -79,7 +79,7 @@ impl MountedVolume {
             // dirty pages there have blocks reserved, and are no holes once they have their places
             d.flush_cell(c)?;
             // what others have freed counts when that is durable
-            self.reap_for_room();
+            self.end_replaced_in(c.domain);
             self.settle_all();
             need = needed();
             let want = need.saturating_sub(d.space.margin());
@@ -436,6 +436,7 @@ impl Volume {
                         written = true;
                         i.dom(c.domain).flush_cell(c)?;
                     }
+                    Err(Error::Quota(owner)) if i.end_replaced_of(owner) => {}
                     Err(e) => return Err(e),
                 }
             }

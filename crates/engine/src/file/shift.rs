@@ -125,10 +125,14 @@ impl MountedVolume {
     /// See [`crate::Volume::fallocate`].
     pub(super) fn shift(&self, c: &Arc<Cell>, shift: &Shift) -> Result<()> {
         let mut attempt = 0;
-        while !self.shift_once(c, shift)? {
-            self.make_room(self.dom(c.domain), &mut attempt)?;
+        loop {
+            match self.shift_once(c, shift) {
+                Ok(true) => return Ok(()),
+                Ok(false) => self.make_room(self.dom(c.domain), &mut attempt)?,
+                Err(Error::Quota(owner)) if self.end_replaced_of(owner) => {}
+                Err(e) => return Err(e),
+            }
         }
-        Ok(())
     }
 
     /// False where room must be made first.

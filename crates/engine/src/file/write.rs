@@ -442,6 +442,7 @@ impl MountedVolume {
                         }
                         piece = &piece[..(rest * PAGE) as usize];
                     }
+                    Err(Error::Quota(owner)) if self.end_replaced_of(owner) => {}
                     // to the last block that the owner may have
                     Err(Error::Quota(_)) if let Some(n) = self.half_of(c, at, piece) => piece = &piece[..n],
                     Err(_) if done > 0 => return Ok((start, done)),

@@ -199,10 +199,7 @@ impl MountedVolume {
             return Ok(None);
         }
         let mut st = c.state.write();
-        if !self.may_leave(&st)
-            || self.check_may_stay(&c, &st).is_err()
-            || (st.nlink > 1 && op.lacks(&c, &mut st).is_some())
-        {
+        if !self.may_leave(&st) || !self.may_stay(&c, &st, false) || (st.nlink > 1 && op.lacks(&c, &mut st).is_some()) {
             return Ok(None);
         }
         let hash = self.hash(name);

@@ -171,6 +171,7 @@ impl MountedVolume {
                     }
                 }
                 Ok(Some(made)) => break Ok(made),
+                Err(Error::Quota(owner)) if self.end_replaced_of(owner) => {}
                 Err(e) => break Err(e),
             }
         };
@@ -266,6 +267,37 @@ impl MountedVolume {
         self.dom(target).cells.insert_new(cell.clone());
         Ok(Some((cell, attr)))
     }
+
+    /// Makes an inode without a name, open. `None` where the journal of its domain has no room for more of them.
+    fn try_tmpfile(
+        &self,
+        d: &Cell,
+        new: &NewNode<'_>,
+        cred: &Cred,
+        NewInode { inode, domain: target }: NewInode,
+    ) -> Result<Option<(Attr, OpenCell)>> {
+        let mut op = Op::new(self);
+        op.begin(&[target], ENTRY_BLOCKS, false)?;
+        let dst = d.state.read();
+        check_alive(&dst)?;
+        check_takes_names(&dst)?;
+        let st = self.fresh(&dst, new, cred)?;
+        drop(dst);
+        let dom = self.dom(target);
+        if dom.has_most_orphans() {
+            return Ok(None);
+        }
+        let charge = self.charge_inode(&st, cred)?;
+        let cell = Arc::new(Cell::new(inode, target, new.kind, st));
+        let mut st = cell.state.write();
+        op.touch(&cell, &mut st)?;
+        let attr = cell.attr(&st);
+        drop(st);
+        dom.orphans.insert(inode.ino);
+        self.note_inode_made(&cell, charge);
+        dom.cells.insert_new(cell.clone());
+        Ok(Some((attr, OpenCell::counted(cell))))
+    }
 }
 
 impl Volume {
@@ -286,32 +318,22 @@ impl Volume {
     pub fn tmpfile(&self, dir: InodeNo, new: &NewNode<'_>, cred: &Cred) -> Result<(Attr, OpenFile)> {
         let i = self.mounted();
         let d = i.dir_cell(dir)?;
-        let inode = i.new_inode(d.domain, dir)?.ok_or(Error::NoSpace)?;
-        let r = (|| {
-            let mut op = Op::new(i);
-            op.begin(&[d.domain], ENTRY_BLOCKS, false)?;
-            let dst = d.state.read();
-            check_alive(&dst)?;
-            check_takes_names(&dst)?;
-            let st = i.fresh(&dst, new, cred)?;
-            drop(dst);
-            let dom = i.dom(d.domain);
-            if dom.has_most_orphans() {
-                return Err(Error::NoSpace);
+        let target = i.place(&d, &d.state.read(), new.kind);
+        let number = i.new_inode_anywhere(target, dir)?;
+        let r = loop {
+            match i.try_tmpfile(&d, new, cred, number) {
+                Ok(Some((attr, cell))) => break Ok((attr, OpenFile::new(cell, self.reference()))),
+                Ok(None) => {
+                    if let Err(e) = i.shorten_orphans(number.domain) {
+                        break Err(e);
+                    }
+                }
+                Err(Error::Quota(owner)) if i.end_replaced_of(owner) => {}
+                Err(e) => break Err(e),
             }
-            let charge = i.charge_inode(&st, cred)?;
-            let cell = Arc::new(Cell::new(inode, d.domain, new.kind, st));
-            let mut st = cell.state.write();
-            op.touch(&cell, &mut st)?;
-            let attr = cell.attr(&st);
-            drop(st);
-            dom.orphans.insert(inode.ino);
-            i.note_inode_made(&cell, charge);
-            dom.cells.insert_new(cell.clone());
-            Ok((attr, OpenFile::new(OpenCell::counted(cell), self.reference())))
-        })();
+        };
         if r.is_err() {
-            i.give_number_back(d.domain, inode);
+            i.give_number_back(number.domain, number.inode);
         }
         r
     }

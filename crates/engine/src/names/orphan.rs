@@ -1,5 +1,6 @@
 //! Inodes without a name: deleted at once, or orphans until the last handle, hold or wait is gone.
 
+use crate::braid::frontier::Frontier;
 use crate::cell::extents::Runs;
 use crate::cell::{Body, Cell, State};
 use crate::domain::Enter;
@@ -7,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::MountedVolume;
 use crate::volume::operation::Op;
-use std::collections::VecDeque;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -34,30 +35,62 @@ fn reaping<R>(work: impl FnOnce() -> R) -> Option<R> {
     Some(work())
 }
 
-/// Inodes that wait to be deleted. Where a panic at one ends that, those behind it wait on.
-struct Waiting<'a> {
-    mounted: &'a MountedVolume,
-    cells: VecDeque<Arc<Cell>>,
+/// What became of an inode without a name that was to be deleted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reaped {
+    /// It is deleted, or not to be: somebody has it open or holds it, or it has a name again.
+    Done,
+    /// Who took its name is not durable.
+    Waits,
+    /// As far as one operation may go.
+    InPart,
 }
 
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        if !self.cells.is_empty() {
-            self.mounted.zombies.lock().extend(self.cells.drain(..));
+/// Those that need not wait in the list any more. They are taken off it also where a panic at the last of them ends the work, so
+/// that those behind it are not kept waiting by it each time.
+struct Ended<'a> {
+    mounted: &'a MountedVolume,
+    cells: HashSet<*const Cell>,
+}
+
+impl Ended<'_> {
+    fn take_off(&mut self) -> HashSet<*const Cell> {
+        let ended = std::mem::take(&mut self.cells);
+        if !ended.is_empty() {
+            self.mounted.zombies.lock().retain(|c| !ended.contains(&Arc::as_ptr(c)));
         }
+        ended
+    }
+}
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.take_off();
     }
 }
 
 impl MountedVolume {
-    /// Whether the inode may lose a name. One that is open or held stays without, and each commit lists all that do in the journal.
+    /// Whether the inode may lose a name. One that is open or held, or `waits` for who takes the name, stays without, and each
+    /// commit lists all that do in the journal: no where that has no room for more of them. The caller lets everything go,
+    /// has [`Self::shorten_orphans`] see to it, and begins again.
+    pub(super) fn may_stay(&self, c: &Cell, st: &State, waits: bool) -> bool {
+        let is_last = c.kind == FileKind::Dir || st.nlink <= 1;
+        // what is not open, and does not wait, asks nothing that others write
+        if !is_last {
+            true
+        } else if c.is_open() || self.held.holds(c) {
+            !self.dom(c.domain).has_most_orphans()
+        } else {
+            !waits || !self.dom(c.domain).has_most_replaced()
+        }
+    }
+
+    /// Deletes replaced files of a domain whose journal has no room for more inodes without a name. Not inside a gate.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] where it is the last name, and the journal has no room for more of them.
-    pub(super) fn check_may_stay(&self, c: &Cell, st: &State) -> Result<()> {
-        let is_last = c.kind == FileKind::Dir || st.nlink <= 1;
-        // what is not open asks nothing that others write
-        let stays = is_last && (c.is_open() || self.held.holds(c)) && self.dom(c.domain).has_most_orphans();
-        if stays { Err(Error::NoSpace) } else { Ok(()) }
+    /// [`Error::NoSpace`] where there is none that can go.
+    pub(super) fn shorten_orphans(&self, d: DomainId) -> Result<()> {
+        if self.end_replaced(|c, _| c.domain == d) { Ok(()) } else { Err(Error::NoSpace) }
     }
 
     /// The inode lost a name, of a directory the only one. `cell` is touched.
@@ -140,34 +173,42 @@ impl MountedVolume {
     /// # Errors
     /// Of the domain; the inode then stays an orphan.
     pub(crate) fn reap(&self, cell: &Arc<Cell>) -> Result<()> {
-        while !self.reap_piece(cell)? {}
+        if self.reap_whole(cell)? == Reaped::Waits {
+            self.zombies.lock().push(cell.clone());
+        }
         Ok(())
     }
 
-    /// As [`Self::reap`], as far as one operation may go; whether nothing is left to do.
-    fn reap_piece(&self, cell: &Arc<Cell>) -> Result<bool> {
+    fn reap_whole(&self, cell: &Arc<Cell>) -> Result<Reaped> {
+        loop {
+            let reaped = self.reap_piece(cell)?;
+            if reaped != Reaped::InPart {
+                return Ok(reaped);
+            }
+        }
+    }
+
+    fn reap_piece(&self, cell: &Arc<Cell>) -> Result<Reaped> {
         let mut op = Op::new(self);
         op.begin(&[cell.domain], 1, true)?;
         let mut st = cell.state.write();
         if st.deleted || st.nlink > 0 || cell.is_open() || self.held.holds(cell) {
-            return Ok(true);
+            return Ok(Reaped::Done);
         }
-        if st.durability.waits_for().any(|d, t| self.dom(d).committed_tx() < t) {
-            drop(st);
-            self.zombies.lock().push(cell.clone());
-            return Ok(true);
+        if self.waits(&st) {
+            return Ok(Reaped::Waits);
         }
         if !op.expect_frees(cell, &st) {
             drop((st, op));
             self.dom(cell.domain).make_journal_room()?;
-            return Ok(false);
+            return Ok(Reaped::InPart);
         }
         if self.truncate_piece(&mut op, cell, &mut st, 0)? {
-            return Ok(false);
+            return Ok(Reaped::InPart);
         }
         op.touch(cell, &mut st)?;
         self.delete_content(op.enter(cell.domain), cell, &mut st);
-        Ok(true)
+        Ok(Reaped::Done)
     }
 
     /// Deletes inodes whose last name went to an inode of another domain, where that is durable by now. Those of domains that
@@ -179,7 +220,11 @@ impl MountedVolume {
     /// As [`Self::reap`], the first one: that inode is tried again another time, and those behind it are deleted all the
     /// same. Who looks for room goes on: it may be a domain that he does not need.
     pub(crate) fn reap_zombies(&self) -> Result<()> {
-        reaping(|| self.reap_all()).unwrap_or(Ok(()))
+        reaping(|| {
+            let all = self.zombies.lock().clone();
+            self.reap_all(&all)
+        })
+        .unwrap_or(Ok(()))
     }
 
     /// [`Self::reap_zombies`], by who goes on whatever becomes of it: a commit, which follows, may free more.
@@ -189,24 +234,107 @@ impl MountedVolume {
         }
     }
 
-    fn reap_all(&self) -> Result<()> {
-        let mut all = Waiting { mounted: self, cells: std::mem::take(&mut *self.zombies.lock()).into() };
-        let mut result = Ok(());
-        while let Some(c) = all.cells.pop_front() {
-            if self.dom(c.domain).failed().is_some() {
-                continue;
+    /// [`Self::reap_zombies`] where the one that waits longest needs to wait no more, for who comes again.
+    pub(crate) fn reap_if_due(&self) {
+        let first = self.zombies.lock().first().cloned();
+        if first.is_some_and(|c| !self.waits(&c.state.read())) {
+            self.reap_for_room();
+        }
+    }
+
+    /// Deletes replaced inodes of which `of` says so, after the commits that they wait for: whether any of them is gone. For who
+    /// would else say that there is no room, or that somebody has as much as may be: what was replaced is no longer there.
+    /// Not inside a gate.
+    pub(crate) fn end_replaced(&self, of: impl Fn(&Cell, &State) -> bool) -> bool {
+        reaping(|| {
+            let mut all = self.zombies.lock().clone();
+            let mut first = Frontier::EMPTY;
+            all.retain(|c| {
+                let st = c.state.read();
+                let goes = of(c, &st) && !c.is_open() && !self.held.holds(c);
+                if goes {
+                    st.durability.waits_for().iter().filter(|(d, t)| self.pending(*d, *t)).for_each(|(d, t)| {
+                        first.raise(d, t);
+                    });
+                }
+                goes
+            });
+            // an error fails its domain, which says so itself; what waits for others can go all the same
+            let ended = self.commit_some(&first).and(self.reap_all(&all));
+            if let Err(e) = ended {
+                tracing::debug!(error = %e, "replaced files that cannot be deleted now");
             }
-            let waits = c.state.read().durability.waits_for().any(|d, t| self.pending(d, t));
-            if waits {
-                self.zombies.lock().push(c);
-            } else if !c.is_open()
-                && let Err(e) = self.reap(&c)
-            {
-                self.zombies.lock().push(c);
-                result = result.and(Err(e));
+            all.iter().any(|c| c.state.read().deleted)
+        })
+        .unwrap_or(false)
+    }
+
+    /// [`Self::end_replaced`] of a domain, and [`Self::reap_for_room`] of the others, which may give groups then: by who goes on
+    /// whatever becomes of it.
+    pub(crate) fn end_replaced_in(&self, d: DomainId) {
+        self.end_replaced(|c, _| c.domain == d);
+        self.reap_for_room();
+    }
+
+    /// [`Self::end_replaced`] of what counts for an owner, who has met a limit: where something is gone, what was refused is
+    /// tried again.
+    pub(crate) fn end_replaced_of(&self, owner: QuotaOwner) -> bool {
+        self.end_replaced(|_, st| st.owners().each().any(|o| o == owner))
+    }
+
+    /// Whether somebody decides about names of the inode whose transaction is not durable. That of a domain that has failed never
+    /// will be.
+    fn waits(&self, st: &State) -> bool {
+        st.durability.waits_for().any(|d, t| self.dom(d).committed_tx() < t)
+    }
+
+    /// [`Self::reap_zombies`] of these. They stand in the list meanwhile: who comes by finds them, and waits for those at which
+    /// another thread is.
+    fn reap_all(&self, all: &[Arc<Cell>]) -> Result<()> {
+        let mut ended = Ended { mounted: self, cells: HashSet::new() };
+        let mut result = Ok(());
+        for c in all {
+            ended.cells.insert(Arc::as_ptr(c));
+            match self.reap_zombie(c) {
+                Ok(Reaped::Waits) => drop(ended.cells.remove(&Arc::as_ptr(c))),
+                Ok(_) => {}
+                Err(e) => {
+                    ended.cells.remove(&Arc::as_ptr(c));
+                    result = result.and(Err(e));
+                }
             }
         }
+        let gone = ended.take_off();
+        if gone.is_empty() {
+            return result;
+        }
+        // one that was open may have been closed before it was taken off the list
+        let again = |c: &&Arc<Cell>| {
+            gone.contains(&Arc::as_ptr(c)) && !c.is_open() && !self.held.holds(c) && self.is_left(c, &c.state.read())
+        };
+        let left: Vec<_> = all.iter().filter(again).cloned().collect();
+        if !left.is_empty() {
+            self.zombies.lock().extend(left);
+        }
         result
+    }
+
+    /// Whether an inode without a name is to be deleted by and by.
+    fn is_left(&self, c: &Cell, st: &State) -> bool {
+        !st.deleted && st.nlink == 0 && self.dom(c.domain).failed().is_none()
+    }
+
+    fn reap_zombie(&self, c: &Arc<Cell>) -> Result<Reaped> {
+        {
+            let st = c.state.read();
+            if !self.is_left(c, &st) {
+                return Ok(Reaped::Done);
+            }
+            if self.waits(&st) {
+                return Ok(Reaped::Waits);
+            }
+        }
+        if c.is_open() { Ok(Reaped::Done) } else { self.reap_whole(c) }
     }
 }
 
@@ -240,10 +368,10 @@ mod tests {
         let inode = InodeRef { ino: last.ino, generation: 0 };
         let bad = Arc::new(Cell::new(inode, DomainId(999), FileKind::File, st));
         let i = v.mounted();
-        i.zombies.lock().extend([first.clone(), bad, last.clone(), first.clone()]);
+        i.zombies.lock().extend([first.clone(), bad, last.clone()]);
         catch_unwind(AssertUnwindSafe(|| i.reap_zombies())).unwrap_err();
         let left: Vec<InodeNo> = i.zombies.lock().iter().map(|c| c.ino).collect();
-        assert_eq!(left, [last.ino, first.ino], "those behind it");
+        assert_eq!(left, [last.ino], "what is behind it");
         i.reap_zombies().unwrap();
         assert!(i.zombies.lock().is_empty());
         drop((first, last));

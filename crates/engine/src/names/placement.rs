@@ -85,14 +85,9 @@ impl MountedVolume {
     /// [`Self::new_inode`]; other domains empty groups for it only where `relocate` says so.
     fn inode_in(&self, d: DomainId, near: InodeNo, relocate: bool) -> Result<Option<InodeRef>> {
         let dom = self.dom(d);
-        if !dom.inodes.take() {
+        while !dom.inodes.take() {
             // files that were replaced are deleted when that is durable
-            if !self.zombies.lock().iter().any(|c| c.domain == d) {
-                return Ok(None);
-            }
-            dom.commit()?;
-            self.reap_for_room();
-            if !dom.inodes.take() {
+            if !self.end_replaced(|c, _| c.domain == d) {
                 return Ok(None);
             }
         }

@@ -19,7 +19,8 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::IsDir`]; [`Error::NoSpace`] where it is the last name of what is open or held, and the journal has
-    /// no room for more such: a sixteenth of it lists them, 8 bytes for each.
+    /// no room for more such: a sixteenth of it lists them, 8 bytes for each. (Files that were replaced, and wait for
+    /// who replaced them, are deleted first.)
     pub fn unlink(&self, dir: InodeNo, name: &[u8]) -> Result<()> {
         let i = self.mounted();
         i.pace_change(dir);
@@ -105,7 +106,11 @@ impl MountedVolume {
             }
             check_changeable(&st)?;
             check_changeable(&dst)?;
-            i.check_may_stay(&c, &st)?;
+            if !i.may_stay(&c, &st, false) {
+                drop((st, dst, op));
+                i.shorten_orphans(c.domain)?;
+                continue;
+            }
             i.check_no_tenant(&c)?;
             if want_dir && !i.dom(c.domain).with_index(c.ino, &mut st, |ix, load| ix.is_empty(load))? {
                 match i.only_stale(&c, &mut st, &[(d, &dst)])? {

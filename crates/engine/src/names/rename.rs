@@ -117,6 +117,8 @@ enum Restart {
     Busy(Arc<Cell>),
     /// Others keep the two directories locked, now the one and now the other: only in an order can both be waited for.
     Contended,
+    /// The journal of this domain has no room for more inodes without a name.
+    Orphans(DomainId),
 }
 
 /// A part of a rename, or that it starts again.
@@ -230,14 +232,18 @@ impl MountedVolume {
                 r.leaves = Some((spare.of_domain(r.src.domain, from.dir.ino)?, cred));
             }
             r.unwritten = self.commit_before(&r, again)?;
-            match self.try_rename(&r)? {
-                Ok(done) => {
+            match self.try_rename(&r) {
+                Ok(Ok(done)) => {
                     spare.used();
                     return self.note_move(&r, done);
                 }
-                Err(Restart::Changed) => again = true,
-                Err(Restart::Busy(c)) => Child::wait(&c),
-                Err(Restart::Contended) => tree = Some(self.rename.lock()),
+                Ok(Err(Restart::Changed)) => again = true,
+                Ok(Err(Restart::Busy(c))) => Child::wait(&c),
+                Ok(Err(Restart::Contended)) => tree = Some(self.rename.lock()),
+                Ok(Err(Restart::Orphans(d))) => self.shorten_orphans(d)?,
+                // of a whiteout
+                Err(Error::Quota(owner)) if self.end_replaced_of(owner) => {}
+                Err(e) => return Err(e),
             }
         }
     }
@@ -473,8 +479,9 @@ impl MountedVolume {
         };
         check_changeable(&l.dirs[l.new])?;
         check_changeable(v)?;
-        if r.partner().is_none() {
-            self.check_may_stay(d, v)?;
+        // one that another domain's inode replaces stays until that is durable
+        if r.partner().is_none() && !self.may_stay(d, v, r.is_apart()) {
+            return Ok(Err(Restart::Orphans(d.domain)));
         }
         if d.kind != FileKind::Dir || r.partner().is_some() {
             return Ok(Ok(()));

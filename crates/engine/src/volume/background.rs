@@ -175,6 +175,8 @@ fn look_after_volume(mounted: &MountedVolume, stop: &Stop) {
                 if let Err(e) = mounted.reap_zombies() {
                     tracing::warn!("reclaiming replaced files: {e}");
                 }
+            } else {
+                mounted.reap_if_due();
             }
             if last_look.elapsed() >= SOFT_LIMITS {
                 last_look = Instant::now();

@@ -306,7 +306,7 @@ impl MountedVolume {
             return none();
         }
         // a commit writes reserved pages at their real size and lets freed blocks go
-        self.reap_for_room();
+        self.end_replaced_in(d.id);
         d.flush_all()?;
         d.commit()?;
         if n > 0 && others {
@@ -338,7 +338,7 @@ impl MountedVolume {
     /// # Errors
     /// Of the device.
     pub(crate) fn free_numbers(&self, d: &Arc<Domain>) -> Result<()> {
-        self.reap_for_room();
+        self.end_replaced_in(d.id);
         d.commit()?;
         if d.quarantined_numbers() > 0 {
             d.checkpoint()?;
@@ -537,7 +537,7 @@ impl Volume {
         let i = self.mounted();
         let d = i.domain(ino)?;
         if i.room(d, want) < want {
-            i.reap_for_room();
+            i.end_replaced_in(d.id);
             d.flush_all()?;
             d.commit()?;
         }

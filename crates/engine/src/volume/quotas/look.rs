@@ -95,6 +95,13 @@ impl Volume {
         used.most_blocks.map(|most| most.saturating_sub(used.blocks))
     }
 
+    /// Deletes files that count for an owner and were replaced by those of other domains, which are made durable for that: whether
+    /// any is gone. For a front end that is about to say that the owner has as much as may be, and asks again then; what is
+    /// refused here comes by them itself.
+    pub fn end_replaced_files(&self, owner: QuotaOwner) -> bool {
+        self.mounted().end_replaced_of(owner)
+    }
+
     /// Blocks of content that writing a range of a file would add.
     ///
     /// # Errors
