@@ -2,13 +2,14 @@
 //! the room in the journal's list of inodes without a name, numbers, blocks, and what counts for an owner's or a tenant's limits.
 
 use braidfs::{
-    Cred, Error, FallocMode, FileKind, InodeNo, MkfsOptions, OpenFile, Placement, QuotaOwner, RenameMode, TenantBudget,
-    Volume, mkfs,
+    Cred, Error, FallocMode, FileKind, InodeNo, MkfsOptions, MountOptions, OpenFile, OpenHow, Placement, QuotaOwner,
+    RenameMode, TenantBudget, Volume, mkfs,
 };
 use braidfs_device::Device;
 use braidfs_testkit::small::{self, BLOCK, MIB, ROOT, create, file, memory, mount, new_node, two_directories};
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const JOURNAL: u64 = 128 << 10;
 /// So many inodes without a name, open or held, a journal of that size lists.
@@ -187,5 +188,43 @@ fn temporary_files_are_placed_as_others_are() {
         v.link(f.ino(), ROOT, n.to_string().as_bytes()).unwrap();
     }
     drop(open);
+    close(v, &device);
+}
+
+/// Who opens a name that another thread has replaced meanwhile gets the one or the other, and who creates it one that is there.
+#[test]
+fn a_name_that_is_always_there_is_always_opened() {
+    let device = memory(64);
+    mkfs::format(std::slice::from_ref(&device), &MkfsOptions::default()).unwrap();
+    let v = Volume::mount(vec![device.clone()], MountOptions::default()).unwrap();
+    let root = Cred::root();
+    let read = OpenHow { read: true, ..OpenHow::default() };
+    let make = OpenHow { write: true, create: true, mode: 0o644, ..OpenHow::default() };
+    let fresh = OpenHow { exclusive: true, ..make };
+    drop(v.open_path(b"/conf", make, &root).unwrap());
+    let over = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            for _ in 0..10_000 {
+                drop(v.open_path(b"/next", make, &root).unwrap());
+                v.rename_path(b"/next", b"/conf", RenameMode::Replace, &root).unwrap();
+                let _ = v.unlink_path(b"/lock", &root);
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+        for how in [make, fresh] {
+            let (v, root, over) = (&v, &root, &over);
+            s.spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    v.open_path(b"/conf", read, root).unwrap();
+                    match v.open_path(b"/lock", how, root) {
+                        Ok(_) => {}
+                        Err(Error::Exists) if how.exclusive => {}
+                        Err(e) => panic!("{how:?}: {e}"),
+                    }
+                }
+            });
+        }
+    });
     close(v, &device);
 }

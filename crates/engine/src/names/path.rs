@@ -264,10 +264,19 @@ impl Volume {
         {
             return Ok(f);
         }
-        let w = self.walk(path, !(how.no_follow || fresh), cred)?;
-        let mut found = w.found;
         loop {
-            let c = match found.take() {
+            if let Some(f) = self.open_walked(self.walk(path, !(how.no_follow || fresh), cred)?, how, cred)? {
+                return Ok(f);
+            }
+            // its name may be another's by now, or free
+        }
+    }
+
+    /// Opens or creates the last part of a path; `None` where it was removed since the walk came there.
+    fn open_walked(&self, mut w: Walked<'_>, how: OpenHow, cred: &Cred) -> Result<Option<OpenFile>> {
+        let fresh = how.create && how.exclusive;
+        loop {
+            let c = match w.found.take() {
                 Some(c) => Some(c),
                 // creating tells whether the name is there
                 None if fresh && self.permit_cell(&w.dir, cred, WRITE | SEARCH).is_ok() => None,
@@ -280,21 +289,27 @@ impl Volume {
                 self.permit_cell(&w.dir, cred, WRITE | SEARCH)?;
                 return match self.create_open(&w.dir, || w.dir.clone(), &w.name, how.mode, cred) {
                     Err(Error::Exists) if !how.exclusive => continue, // somebody was faster
-                    done => done,
+                    done => done.map(Some),
                 };
             };
             if fresh {
                 return Err(Error::Exists);
             }
-            return self.open_found(&c, || OpenCell::counted(c.clone()), how, cred)?.ok_or(Error::NotFound);
+            let open = self.open_found(&c, || OpenCell::counted(c.clone()), how, cred)?;
+            // a directory of a failed domain that comes from the device again may name it still
+            return match open {
+                None if self.mounted().dom(c.domain).failed().is_some() => Err(Error::NotFound),
+                open => Ok(open),
+            };
         }
     }
 
-    /// Creates and opens a file in a directory. `whole`: the directory for more than a look at it.
+    /// Creates and opens a file in a directory; once more where somebody has removed it before it was open. `whole`: the directory
+    /// for more than a look at it.
     fn create_open(
         &self,
         dir: &Cell,
-        whole: impl FnOnce() -> Arc<Cell>,
+        whole: impl Fn() -> Arc<Cell>,
         name: &[u8],
         mode: u32,
         cred: &Cred,
@@ -302,7 +317,12 @@ impl Volume {
         let i = self.mounted();
         let new = NewNode { kind: FileKind::File, mode, umask: 0, rdev: 0, target: b"" };
         i.pace_change(dir.ino);
-        self.open_cell(i.create_seen(dir, whole, name, &new, cred)?.0)
+        loop {
+            let (c, _) = i.create_seen(dir, &whole, name, &new, cred)?;
+            if let Some(f) = self.open_if_there(OpenCell::counted(c)) {
+                return Ok(f);
+            }
+        }
     }
 
     /// Opens what a path led to; `None` where it was removed since: another one may have its name.
