@@ -157,6 +157,12 @@ impl DirtyGrants {
         }
     }
 
+    /// A thread is in another call than the one that it asked in last: what it was granted is stored, and counts until it is
+    /// written back.
+    pub fn has_stored(&self, thread: u32) {
+        self.0.lock().writers.remove(&u64::from(thread));
+    }
+
     /// Tells of the blocks that the kernel may hold, or be about to hold, of what was granted, while no more are.
     pub fn tell(&self, tell: impl FnOnce(u64)) {
         tell(self.0.lock().granted);

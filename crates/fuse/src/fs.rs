@@ -225,17 +225,29 @@ pub(crate) struct Context<'c> {
     ticket: Option<&'c Ticket>,
     /// Where it is counted.
     counted: Option<Counted<'c>>,
+    /// Room was made for it.
+    room: bool,
 }
 
 impl<'c> Context<'c> {
     /// The answer goes to the device, or into the entry of a ring.
     pub fn new(channel: &'c Arc<Channel>, unique: u64, ticket: Option<&'c Ticket>) -> Self {
-        Self { channel, unique, ticket, counted: None }
+        Self { channel, unique, ticket, counted: None, room: false }
     }
 
     /// It is counted there.
     pub fn counted(self, counted: Option<Counted<'c>>) -> Self {
         Self { counted, ..self }
+    }
+
+    /// What the request takes has been looked at: see [`BraidFs::take_room`].
+    pub fn with_room(self) -> Self {
+        Self { room: true, ..self }
+    }
+
+    /// Whether it is so.
+    pub fn has_room(&self) -> bool {
+        self.room
     }
 
     /// The request moved so many bytes of data.

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use sharded_slab::{Config, DefaultConfig, Entry, Slab};
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
 
 /// Writers of one inode.
 #[derive(Debug)]
@@ -26,8 +27,8 @@ struct Writers {
     handles: u32,
     /// Those of them through the kernel's cache.
     cached: u32,
-    /// The kernel may hold dirty pages for which there must be room.
-    promised: bool,
+    /// The kernel may hold dirty pages for which there must be room: since when it was told so last.
+    promised: Option<Instant>,
 }
 
 /// Of the table of writers, see [`Shards`].
@@ -146,10 +147,12 @@ impl Handles {
         place.insert(CachePadded::new(handle));
         if writer {
             let mut writers = self.writers.of(id.ino().0).lock();
-            let w = writers.entry(id.ino().0).or_insert(Writers { id, handles: 0, cached: 0, promised: false });
+            let w = writers.entry(id.ino().0).or_insert(Writers { id, handles: 0, cached: 0, promised: None });
             w.handles += 1;
             w.cached += u32::from(cached);
-            w.promised |= cached;
+            if cached {
+                w.promised = Some(Instant::now());
+            }
         }
         Ok(number)
     }
@@ -178,7 +181,8 @@ impl Handles {
         };
         let handles = self.slab.unique_iter().map(of).collect();
         let promised = self.writers.iter().flat_map(|shard| {
-            let of_shard: Vec<u64> = shard.lock().iter().filter(|(_, w)| w.promised).map(|(ino, _)| *ino).collect();
+            let of_shard: Vec<u64> =
+                shard.lock().iter().filter(|(_, w)| w.promised.is_some()).map(|(ino, _)| *ino).collect();
             of_shard
         });
         let mut promised: Vec<u64> = promised.collect();
@@ -190,7 +194,8 @@ impl Handles {
     pub fn set_promised(&self, which: &[u64]) {
         self.writers.iter().for_each(|s| {
             s.lock().iter_mut().for_each(|(ino, w)| {
-                w.promised = w.cached > 0 && which.binary_search(ino).is_ok();
+                let promised = w.cached > 0 && which.binary_search(ino).is_ok();
+                w.promised = promised.then(Instant::now);
             })
         });
     }
@@ -203,7 +208,7 @@ impl Handles {
             if let Some(w) = writers.get_mut(&handle.ino().0) {
                 w.handles -= 1;
                 w.cached -= u32::from(handle.cached_writer);
-                w.promised &= w.cached > 0;
+                w.promised = w.promised.filter(|_| w.cached > 0);
                 if w.handles == 0 {
                     writers.remove(&handle.ino().0);
                 }
@@ -242,13 +247,13 @@ impl Handles {
     /// The kernel may put more dirty pages of the file into its cache.
     pub fn promise(&self, ino: InodeNo) {
         if let Some(w) = self.writers.of(ino.0).lock().get_mut(&ino.0) {
-            w.promised = w.cached > 0;
+            w.promised = (w.cached > 0).then(Instant::now);
         }
     }
 
     /// Whether the kernel was promised room for one of the files among `which`.
     pub fn any_promised(&self, which: impl Fn(InodeNo) -> bool) -> bool {
-        self.writers.iter().any(|shard| shard.lock().values().any(|w| w.promised && which(w.id.ino())))
+        self.writers.iter().any(|shard| shard.lock().values().any(|w| w.promised.is_some() && which(w.id.ino())))
     }
 
     /// The files among `which` that the kernel was promised room for since they were last asked for here; `all`: also those that it
@@ -256,12 +261,29 @@ impl Handles {
     pub fn take_promised(&self, all: bool, which: impl Fn(InodeNo) -> bool) -> Vec<WireId> {
         let mut found = Vec::new();
         for shard in self.writers.iter() {
-            for w in shard.lock().values_mut().filter(|w| w.cached > 0 && (all || w.promised) && which(w.id.ino())) {
-                w.promised = false;
+            for w in
+                shard.lock().values_mut().filter(|w| w.cached > 0 && (all || w.promised.is_some()) && which(w.id.ino()))
+            {
+                w.promised = None;
                 found.push(w.id);
             }
         }
         found
+    }
+
+    /// [`Self::take_promised`], but that what was promised within `lately` stays so: who was told to go on may not have stored
+    /// anything yet. How many files these are comes second.
+    pub fn take_promised_but_lately(&self, lately: Duration, which: impl Fn(InodeNo) -> bool) -> (Vec<WireId>, u64) {
+        let (mut found, mut stay) = (Vec::new(), 0);
+        for shard in self.writers.iter() {
+            for w in shard.lock().values_mut().filter(|w| w.cached > 0 && which(w.id.ino())) {
+                let Some(at) = w.promised else { continue };
+                w.promised = w.promised.filter(|_| at.elapsed() < lately);
+                stay += u64::from(w.promised.is_some());
+                found.push(w.id);
+            }
+        }
+        (found, stay)
     }
 }
 

@@ -36,6 +36,9 @@
 //! kernel asks, it writes back what was granted in all tight domains, and then they give what they have, while no `write` in them is
 //! told to go on ([`BraidFs::with_lent_room`]). Who else is refused has that written back for the next time.
 //!
+//! **What no `write` asks for.** FALLOCATE, copies, and with OPEN writes of files that are written through take only room that the
+//! kernel does not hold, and was not granted ([`beside`]).
+//!
 //! **Limits.** The room of a domain with a limit of its own (a tenant's) says nothing of its neighbours', and the kernel has one
 //! bound for the whole mount. So such domains are left out when that is set, and a tight one does not restrict it: what
 //! the kernel may hold of each is the whole bound, and it is tight as by that. So that few are, the bound is
@@ -150,6 +153,12 @@ struct Domain {
     changes: AtomicU64,
     /// Blocks that the kernel may hold dirty of the domain. Written when it becomes tight.
     held: CachePadded<AtomicU64>,
+    /// What of that the volume was told to keep last.
+    kept: AtomicU64,
+    /// Blocks that requests take just now which no `write` asked for ([`beside`]).
+    taking: CachePadded<AtomicU64>,
+    /// Requests of which it is not said yet whether they may.
+    takers: Arc<AtomicUsize>,
 }
 
 /// A domain that becomes tight, until all files have lost their attributes: until then, with little room, answers to
@@ -474,7 +483,8 @@ impl BraidFs {
         }
         if domain.tight.load(Ordering::Relaxed) {
             // while files are told that it is tight they must not learn otherwise: nobody would tell them again in time
-            if room >= domain.roomy_from() && !domain.becoming.now.load(Ordering::SeqCst) {
+            let stays = domain.becoming.now.load(Ordering::SeqCst) || domain.takers.load(Ordering::SeqCst) > 0;
+            if room >= domain.roomy_from() && !stays {
                 tracing::debug!(domain = d, "room enough: no write asks");
                 domain.unknown.store(true, Ordering::SeqCst);
                 domain.tight.store(false, Ordering::SeqCst);
@@ -628,6 +638,10 @@ impl BraidFs {
                 fs.restrict_again(d);
                 fs.write_back(d, false, later.channel());
             }
+            let since = Instant::now();
+            while fs.is_taking(fs.domain_index(ino), since) {
+                std::thread::sleep(Duration::from_micros(500));
+            }
             let want = fs.last_blocks(ino);
             match fs.find_room(ino, want, later.channel()) {
                 Ok(room) if room >= want || fs.has_its_blocks(ino, range) => {}
@@ -713,7 +727,8 @@ impl BraidFs {
             return self.tell_attr(ino, fit.later);
         }
         let patience = if left.unseen { LATELY + IN_FLIGHT } else { IN_FLIGHT };
-        if left.blocks > 0 && fit.since.elapsed() < patience {
+        let in_flight = left.blocks > 0 && fit.since.elapsed() < patience;
+        if in_flight || self.is_taking(self.domain_index(ino), fit.since) {
             std::thread::sleep(Duration::from_micros(500));
             // as above
             let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.make_fit(fit)));
@@ -867,6 +882,7 @@ fn blocks_of(doing: Doing) -> Option<u64> {
     }
 }
 
+pub(crate) mod beside;
 mod kept;
 #[cfg(test)]
 mod tests;

@@ -11,6 +11,7 @@ use crate::opened::Opened;
 use crate::profile::Cache;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::requester;
+use crate::room::beside::Taking;
 use braidfs::format::inode::IMMUTABLE;
 use braidfs::{FallocMode, OpenFile, SetAttr, Volume};
 use rustix::io::Errno;
@@ -109,6 +110,10 @@ impl BraidFs {
             size
         } else {
             self.takes_write(&opened, arg.offset)?;
+            let _taking = match self.take_written_through(req, &opened, arg.offset, data.len(), cx) {
+                Ok(taking) => taking,
+                Err(handled) => return handled,
+            };
             if direct {
                 self.note_past_cache(&opened);
             }
@@ -154,6 +159,23 @@ impl BraidFs {
             }
         }
         Ok(done as u32)
+    }
+
+    /// [`Self::take_room`] for a WRITE of a file that is written through, where there is little room: who writes to others through
+    /// the cache may have been promised some. All other WRITEs come of a `write` that asked.
+    fn take_written_through(
+        &self,
+        req: &Request<'_>,
+        opened: &Opened<'_>,
+        offset: u64,
+        len: usize,
+        cx: &Context<'_>,
+    ) -> Result<Taking<'_>, Handled> {
+        if !self.is_tight(opened.ino()) || opened.handle().is_none_or(|h| h.cached_writer) {
+            return Ok(Taking::default());
+        }
+        let need = self.vol.blocks_to_write(opened.ino(), offset, len as u64).map_err(|e| Err(errno(e)))?;
+        self.take_room(req, opened.ino(), need, cx)
     }
 
     /// Of a direct write only the first `done` bytes were taken: takes the rest, or tells why not. The kernel has all requests
@@ -228,6 +250,16 @@ impl BraidFs {
         let mode = falloc_mode(arg.mode)?;
         let opened = self.opened(req.node(), arg.fh)?;
         self.strip(req, &opened, cx)?;
+        let need = match mode {
+            FallocMode::Allocate { .. } => self.vol.new_blocks(opened.ino(), arg.offset, arg.length).map_err(errno)?,
+            // what it has becomes free with a commit
+            FallocMode::ZeroRange { .. } => arg.length.div_ceil(PAGE_BYTES),
+            _ => 0,
+        };
+        let _taking = match self.take_room(req, opened.ino(), need, cx) {
+            Ok(taking) => taking,
+            Err(handled) => return handled,
+        };
         let _as = self.as_requester(req);
         let done = self.vol.fallocate(opened.file(), mode, arg.offset, arg.length);
         if let Err(e) = done {
@@ -319,6 +351,11 @@ impl BraidFs {
         let size_of = |h: &Opened<'_>| self.vol.getattr(h.ino()).map(|a| a.size).map_err(errno);
         let len = arg.len.min(COPY_BYTES).min(size_of(&from)?.saturating_sub(arg.off_in));
         let len = whole_pages(arg.off_out, len, size_of(&to)?)?;
+        let need = self.vol.blocks_to_write(to.ino(), arg.off_out, len).map_err(errno)?;
+        let _taking = match self.take_room(req, to.ino(), need, cx) {
+            Ok(taking) => taking,
+            Err(handled) => return handled,
+        };
         let _as = self.as_requester(req);
         let bytes_copied = self.vol.copy_range(from.file(), arg.off_in, to.file(), arg.off_out, len).map_err(errno)?;
         self.watch_room(to.ino(), bytes_copied, cx.channel);

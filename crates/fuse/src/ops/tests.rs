@@ -455,7 +455,7 @@ fn writes_are_held_back_until_the_kernel_knows_of_little_room() {
     let fh = s.open(op::OPEN, id).unwrap();
     assert!(s.fs.handles.has_cached_writer(id.ino()));
     let other = WireId(s.mknod(ROOT, "other").nodeid);
-    let taker = s.open(op::OPEN, other).unwrap();
+    let taker = s.fs.vol.open(other.ino()).unwrap();
     let write = |s: &Served| {
         let mut arg = abi::WriteIn::new_zeroed();
         (arg.fh, arg.size, arg.write_flags) = (fh, 3, abi::WRITE_CACHE);
@@ -469,8 +469,10 @@ fn writes_are_held_back_until_the_kernel_knows_of_little_room() {
     std::io::Write::write_all(&mut full, &vec![0; bytes]).unwrap();
     s.channel = Arc::new(Channel::new(full.into()));
     let room = s.fs.vol.sure_room(s.fs.vol.domain_of(id.ino()).unwrap()) * 4096;
-    let take = abi::FallocateIn { fh: taker, length: room - (32 << 20), ..abi::FallocateIn::new_zeroed() };
-    s.ask(op::FALLOCATE, other, &[take.as_bytes()]).unwrap();
+    // by itself, as many small requests would: a large one has what the kernel holds written back first
+    let allocate = braidfs::FallocMode::Allocate { keep_size: false };
+    s.fs.vol.fallocate(&taker, allocate, 0, room - (32 << 20)).unwrap();
+    s.fs.watch_room(other.ino(), u64::MAX, &s.channel);
     assert_eq!(write(&s), Ok(Outcome::Deferred));
     // what is answered later is told to nobody
     drop(kernel);

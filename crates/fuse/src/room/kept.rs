@@ -43,6 +43,7 @@ impl BraidFs {
             Cache::Back if !self.negotiated.opens() => held.min(granted),
             Cache::Back => u64::from(promised) * held,
         };
+        domain.kept.store(least, Ordering::SeqCst);
         self.vol.keep_room(DomainId(d as u16), least);
     }
 
@@ -83,9 +84,12 @@ impl BraidFs {
         Some(work())
     }
 
-    /// What nobody takes from the file's domain.
+    /// What nobody takes from the file's domain, without what requests are about to take ([`super::beside`]).
     pub(super) fn own_room(&self, ino: InodeNo) -> u64 {
-        self.domain_index(ino).map_or(0, |d| self.vol.own_room(DomainId(d as u16)))
+        self.domain_index(ino).map_or(0, |d| {
+            let taking = self.tight.domains[d].taking.load(Ordering::SeqCst);
+            self.vol.own_room(DomainId(d as u16)).saturating_sub(taking)
+        })
     }
 
     /// Grants a thread a `write`, where it fits beside what is granted; `plenty`: it need not, the kernel holds no more than there is.

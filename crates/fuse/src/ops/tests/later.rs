@@ -84,6 +84,56 @@ fn what_waits_for_a_quota_needs_room_too() {
     assert_eq!(kernel.told().last(), Some(&(false, libc::ENOSPC)), "within the quota, and there is no room");
 }
 
+/// What a `write` was granted is not taken by FALLOCATE: the kernel writes it back first, and what is under way keeps its room.
+#[test]
+fn allocating_leaves_what_was_granted() {
+    let mut s = Served::without_open();
+    let mut kernel = Kernel::of(&mut s);
+    let make = |name: &str| WireId(s.mknod(ROOT, name).nodeid);
+    let (held, other) = (make("held"), make("other"));
+    let room = s.fs.vol.write_room(other.ino()) * 4096;
+    let grant = |thread: u32| {
+        let arg = abi::GetattrIn { getattr_flags: abi::GETATTR_FH, dummy: 0, fh: 0 };
+        let mut frame = request(op::GETATTR, held, arg.as_bytes());
+        let (mut head, _) = abi::InHeader::read_from_prefix(&frame).unwrap();
+        head.pid = thread;
+        frame[..size_of::<abi::InHeader>()].copy_from_slice(head.as_bytes());
+        assert_eq!(s.handled(&frame), Ok(Outcome::Reply));
+    };
+    let allocate = |length: u64| {
+        let arg = abi::FallocateIn { length, ..abi::FallocateIn::new_zeroed() };
+        s.handled(&request(op::FALLOCATE, other, arg.as_bytes()))
+    };
+    let size = || s.fs.vol.getattr(other.ino()).unwrap().size;
+    // of a thread that nobody sees, taken to write 2 MiB, and to be at it for a while
+    grant(0);
+    allocate(room - (4 << 20)).unwrap();
+    // a group may have to be claimed first
+    s.help();
+    let told = kernel.told();
+    assert!(told.iter().all(|t| *t == (false, 0)) && size() == room - (4 << 20), "{told:?}: beside it");
+    assert_eq!(allocate(room - (2 << 20)), Ok(Outcome::Deferred));
+    let mut told = Vec::new();
+    while let Ok(job) = s.jobs.try_recv() {
+        job(&s.fs);
+        // not more than a pipe holds
+        told.extend(kernel.told());
+    }
+    assert_eq!((told.pop(), size()), (Some((false, 0)), room - (2 << 20)));
+    assert!(
+        told.len() > 1 && told.iter().all(|t| *t == (true, abi::NOTIFY_INVAL_INODE)),
+        "written back once and again"
+    );
+    // of one that is gone: 2 MiB are not there any more
+    grant(u32::MAX >> 2);
+    assert_eq!(allocate(room - (1 << 20)), Ok(Outcome::Deferred));
+    s.help();
+    let told = kernel.told();
+    assert_eq!((told.first(), told.last()), (Some(&(true, abi::NOTIFY_INVAL_INODE)), Some(&(false, 0))));
+    assert_eq!(size(), room - (1 << 20));
+    assert_eq!(s.fs.tight_taking(), 0);
+}
+
 /// A FALLOCATE that fails may have made zeros of a part: the kernel has dropped its pages when it is told.
 #[test]
 fn pages_are_dropped_before_a_failed_hole_is_told() {

@@ -1,0 +1,226 @@
+//! Requests that take room though no `write` asked for it: FALLOCATE, COPY_FILE_RANGE, and with OPEN WRITEs of files that are
+//! written through. They leave what the kernel may hold, or was granted ([`super`]): that was accepted before.
+//!
+//! In a domain that is not tight they go on at once where it has so much beside them that it stays so. Else it becomes tight
+//! first, and the kernel writes back what it took of it without asking, twice: the second time what was under way the first
+//! time. In a tight one they go on where the domain has as much beside what was granted (with OPEN: beside all that the kernel
+//! may hold, where a file was promised room). Else the helper thread has that written back, as before a `write` that does not
+//! fit; then the volume itself tells whether there is room, but for threads that are in the midst of a `write` still.
+//!
+//! **Who runs is counted** ([`Taking`]): its blocks are nobody else's from before it looks until it is done. What it has
+//! taken by then counts twice; who would be refused for that waits until it is done.
+
+use super::*;
+use crate::fs::MAX_IO_BYTES;
+use crate::request::OwnedRequest;
+
+/// Longest that a `write` waits for requests that take room, before it is refused.
+const TAKES: Duration = Duration::from_secs(10);
+
+/// Blocks that a request takes, until this is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Taking<'f>(Option<(&'f AtomicU64, u64)>);
+
+impl<'f> Taking<'f> {
+    fn of(domain: &'f Domain, blocks: u64) -> Self {
+        domain.taking.fetch_add(blocks, Ordering::SeqCst);
+        Self(Some((&domain.taking, blocks)))
+    }
+}
+
+impl Drop for Taking<'_> {
+    fn drop(&mut self) {
+        if let Some((all, blocks)) = self.0 {
+            all.fetch_sub(blocks, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Until this is dropped, the domain does not cease to be tight: what the kernel takes is known.
+struct Taker(Arc<AtomicUsize>);
+
+impl Taker {
+    fn of(domain: &Domain) -> Self {
+        domain.takers.fetch_add(1, Ordering::SeqCst);
+        Self(domain.takers.clone())
+    }
+}
+
+impl Drop for Taker {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// A request for which there is too little beside what the kernel may hold.
+struct Beside {
+    domain: usize,
+    ino: InodeNo,
+    need: u64,
+    req: OwnedRequest,
+    later: Later,
+    /// Since it is known what the kernel holds.
+    since: Instant,
+    /// When the domain became tight for this, if what was under way then is not written back yet.
+    became: Option<Instant>,
+    _taker: Taker,
+    _waiting: Waiting,
+}
+
+impl BraidFs {
+    /// Lets a request take so many blocks of the file's domain at most, beside what the kernel may hold of it. Else how it goes on:
+    /// the helper thread makes room first, and has it handled again.
+    pub(crate) fn take_room(
+        &self,
+        req: &Request<'_>,
+        ino: InodeNo,
+        need: u64,
+        cx: &Context<'_>,
+    ) -> Result<Taking<'_>, Handled> {
+        let few = need.saturating_mul(4096) < UNSEEN_BYTES && !self.is_tight(ino);
+        if need == 0 || few || cx.has_room() || self.profile.cache == Cache::Through {
+            return Ok(Taking::default());
+        }
+        let Some(domain) = self.domain_index(ino) else { return Ok(Taking::default()) };
+        let need = need.saturating_add(SLACK_BLOCKS);
+        if let Some(taking) = self.take_beside(domain, need, None) {
+            return Ok(taking);
+        }
+        // what cannot be had at all is refused by the volume: nothing is written back for it
+        if need - SLACK_BLOCKS > self.vol.statfs().free {
+            return Ok(Taking::default());
+        }
+        let Some(waiting) = self.let_wait(false) else { return Err(Err(Errno::NOSPC)) };
+        let beside = Beside {
+            domain,
+            ino,
+            need,
+            req: req.detach(),
+            later: cx.later(),
+            since: Instant::now(),
+            became: None,
+            _taker: Taker::of(&self.tight.domains[domain]),
+            _waiting: waiting,
+        };
+        // A job that cannot be handed over is dropped, and answers EIO.
+        let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.make_room_beside(beside)));
+        Err(Ok(Outcome::Deferred))
+    }
+
+    /// Takes blocks, where the domain has them beside what the kernel may hold of it, or, where the helper thread knows that it is no
+    /// more, beside `left`.
+    fn take_beside(&self, d: usize, need: u64, left: Option<u64>) -> Option<Taking<'_>> {
+        let domain = &self.tight.domains[d];
+        // before anything is looked at: who looks after this sees it
+        let taking = Taking::of(domain, need);
+        let all = || domain.taking.load(Ordering::SeqCst);
+        if !domain.tight.load(Ordering::SeqCst) {
+            let room = self.vol.sure_room(DomainId(d as u16));
+            return (room >= all().saturating_add(domain.tight_below())).then_some(taking);
+        }
+        if domain.unknown.load(Ordering::SeqCst) {
+            return None;
+        }
+        let mut floor = 0;
+        self.dirty_grants.tell(|granted| {
+            floor = if self.negotiated.opens() { domain.kept.load(Ordering::SeqCst) } else { granted };
+        });
+        let floor = left.unwrap_or(floor);
+        let fits = || self.vol.own_room(DomainId(d as u16)) >= all().saturating_add(floor);
+        (floor == 0 || fits()).then_some(taking)
+    }
+
+    /// Whether requests are taking room of the domain just now, so that it may have more than it seems.
+    pub(super) fn is_taking(&self, domain: Option<usize>, since: Instant) -> bool {
+        let taking = |d: usize| self.tight.domains[d].taking.load(Ordering::SeqCst) > 0;
+        domain.is_some_and(taking) && since.elapsed() < TAKES
+    }
+
+    /// Blocks that requests are taking, of all domains.
+    #[cfg(test)]
+    pub(crate) fn tight_taking(&self) -> u64 {
+        self.tight.domains.iter().map(|d| d.taking.load(Ordering::SeqCst)).sum()
+    }
+
+    /// Makes room for a request, and has it handled; or goes on with that when other work of the helper thread is done, which calls
+    /// this only.
+    fn make_room_beside(&self, mut b: Beside) {
+        let (d, ino, need) = (b.domain, b.ino, b.need);
+        let (domain, channel) = (&self.tight.domains[d], b.later.channel().clone());
+        match b.became {
+            None => {
+                if let Some(taking) = self.take_beside(d, need, None) {
+                    return self.handle_beside(b, &taking);
+                }
+                let tight = domain.tight.load(Ordering::SeqCst);
+                if !tight || domain.unknown.load(Ordering::SeqCst) {
+                    if self.tight.becomes_tight(d) {
+                        self.begin_tight(d, &channel);
+                    }
+                    self.write_back_first(d, &channel);
+                    b.became = Some(Instant::now());
+                    return self.wait_beside(b);
+                }
+            }
+            Some(at) if at.elapsed() < IN_FLIGHT => return self.wait_beside(b),
+            Some(_) => {
+                self.write_back_first(d, &channel);
+                (b.became, b.since) = (None, Instant::now());
+            }
+        }
+        self.restrict_again(d);
+        // groups that it can have come first: nothing need be written back for them
+        if self.claim_beside_granted(ino, need)
+            && let Some(taking) = self.take_beside(d, need, None)
+        {
+            return self.handle_beside(b, &taking);
+        }
+        let (left, left_with_opens) = if self.negotiated.opens() {
+            let blocks = self.write_back_promised(d, &channel);
+            (Left { blocks, unseen: false }, Some(blocks))
+        } else {
+            // it is in another call now
+            self.dirty_grants.has_stored(b.req.get().head.pid);
+            (self.write_back_granted(&channel), None)
+        };
+        if let Some(taking) = self.take_beside(d, need, left_with_opens) {
+            return self.handle_beside(b, &taking);
+        }
+        let patience = if left.unseen { LATELY + IN_FLIGHT } else { IN_FLIGHT };
+        if b.since.elapsed() < patience {
+            return self.wait_beside(b);
+        }
+        if let Err(e) = self.find_room(ino, need.saturating_add(left.blocks), &channel) {
+            return b.later.done(Err(errno(e)));
+        }
+        match self.take_beside(d, need, left_with_opens) {
+            Some(taking) => self.handle_beside(b, &taking),
+            None if self.is_taking(Some(d), b.since) => self.wait_beside(b),
+            None => b.later.done(Err(Errno::NOSPC)),
+        }
+    }
+
+    fn wait_beside(&self, b: Beside) {
+        std::thread::sleep(Duration::from_micros(500));
+        // as above
+        let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.make_room_beside(b)));
+    }
+
+    /// Handles a request that may take its room now.
+    fn handle_beside(&self, b: Beside, _taking: &Taking<'_>) {
+        let (req, later) = (b.req.get(), b.later);
+        let mut out = Answer::new(MAX_IO_BYTES as usize);
+        let handled = self.handle(&req, &mut out, &later.context().with_room());
+        self.answer_later(&req, handled, later, &mut out);
+    }
+
+    /// Has the kernel write back what it was promised room for in this domain, on a mount with OPEN: blocks that who was told to
+    /// go on just now may be about to store. By the helper thread only.
+    fn write_back_promised(&self, domain: usize, channel: &Channel) -> u64 {
+        let of_domain = |ino| self.domain_index(ino) == Some(domain);
+        let (files, lately) = self.handles.take_promised_but_lately(IN_FLIGHT, of_domain);
+        files.iter().for_each(|id| _ = self.drop_pages(*id, None, channel));
+        self.keep_room(domain);
+        if lately == 0 { 0 } else { LAST_BLOCKS.max(lately * WRITE_BLOCKS) }
+    }
+}

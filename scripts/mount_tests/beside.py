@@ -1,0 +1,117 @@
+"""What takes room though no `write` asked for it (`fallocate`, `copy_file_range`, files that are written through) leaves what
+the kernel's cache has accepted."""
+
+import contextlib
+import errno
+import os
+
+from filling import offered
+from fslib import Failed
+from mount_tests.common import check, must, root_only, same
+from mount_tests.nearly_full import with_little_room
+
+MIB = 1 << 20
+
+
+@contextlib.contextmanager
+def no_space_allowed():
+    try:
+        yield
+    except OSError as error:
+        same(error.errno, errno.ENOSPC, "errno")
+
+
+def new(path):
+    return os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+
+
+def leave(own, room):
+    """Takes all that is offered but for so many bytes."""
+    fd = new(own.mnt / "ballast")
+    os.posix_fallocate(fd, 0, offered(own.mnt) - room)
+    os.close(fd)
+    own.settle()
+
+
+def synced(fd):
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        raise Failed(f"what a `write` took is lost: {error} of fsync") from None
+
+
+def write_all(fd, piece, pieces):
+    for n in range(pieces):
+        same(os.pwrite(fd, piece, n * MIB), MIB, f"bytes written of MiB {n}")
+
+
+def is_kept(own, fd, content):
+    synced(fd)
+    os.close(fd)
+    own.cold()
+    must((own.mnt / "held").read_bytes() == content, "what a `write` took is lost")
+
+
+@check(seconds=120)
+def allocating_leaves_what_was_accepted(volume, _top):
+    """fallocate of all that df offers, which does not know what the kernel holds: refused, and what is left then is had."""
+    root_only()
+    piece = os.urandom(MIB)
+    for options in ((), ("fileflags",)):
+        with with_little_room(volume, *options, size=600 * MIB) as own:
+            fd, other = new(own.mnt / "held"), new(own.mnt / "other")
+            own.settle()
+            told = offered(own.mnt)
+            write_all(fd, piece, 24)
+            with no_space_allowed():
+                os.posix_fallocate(other, 0, told)
+            must(os.fstat(other).st_size in (0, told), f"{options}: size after fallocate")
+            synced(fd)
+            if os.fstat(other).st_size == 0:
+                os.posix_fallocate(other, 0, offered(own.mnt))
+            os.close(other)
+            is_kept(own, fd, piece * 24)
+
+
+@check(seconds=120)
+def copying_leaves_what_was_accepted(volume, _top):
+    """copy_file_range until there is no space, beside a file that was granted room."""
+    piece = os.urandom(MIB)
+    for options in ((), ("fileflags",)):
+        with with_little_room(volume, *options, size=96 * MIB) as own:
+            source = new(own.mnt / "source")
+            write_all(source, piece, 8)
+            fd = new(own.mnt / "held")
+            own.settle()
+            leave(own, 24 * MIB)
+            copies = [new(own.mnt / f"copy{n}") for n in range(8)]
+            write_all(fd, piece, 10)
+            for n, other in enumerate(copies):
+                done = 0
+                with no_space_allowed():
+                    while done < 8 * MIB:
+                        done += os.copy_file_range(source, other, 8 * MIB - done, done, done)
+                same(os.fstat(other).st_size, done, f"size of copy {n}")
+                must(os.pread(other, done, 0) == (piece * 8)[:done], f"content of copy {n}")
+                os.close(other)
+            os.close(source)
+            must(offered(own.mnt) < 4 * MIB, f"{options}: {offered(own.mnt)} bytes are left")
+            is_kept(own, fd, piece * 10)
+
+
+@check(seconds=120)
+def writing_through_leaves_what_was_accepted(volume, _top):
+    """With `fileflags` a file opened when there is little room is written through, beside one that was opened before."""
+    piece = os.urandom(MIB)
+    with with_little_room(volume, "fileflags", size=400 * MIB) as own:
+        fd = new(own.mnt / "held")
+        leave(own, 70 * MIB)
+        write_all(fd, piece, 6)
+        through, done = new(own.mnt / "through"), 0
+        with no_space_allowed():
+            while done < 200 * MIB:
+                done += os.pwrite(through, piece, done)
+        os.close(through)
+        must(done > 55 * MIB, f"no space after only {done} bytes")
+        must(offered(own.mnt) < 4 * MIB, f"{offered(own.mnt)} bytes are left")
+        is_kept(own, fd, piece * 6)
