@@ -86,13 +86,14 @@ impl Channel {
         self.own.as_ref().filter(|_| id == WireId::ROOT).map_or(id, |own| own.root)
     }
 
-    /// Sends a notification over all connections that it means something to.
-    fn tell(&self, frame: impl Fn(&Self) -> Option<Vec<u8>>) {
-        let send = |to: &Self| frame(to).map(|frame| to.send(&frame));
-        send(self);
+    /// Sends a notification over all connections that it means something to; whether it did to the kernel over one of them.
+    fn tell(&self, frame: impl Fn(&Self) -> Option<Vec<u8>>) -> bool {
+        let send = |to: &Self| frame(to).is_some_and(|frame| to.send(&frame));
+        let mut known = send(self);
         if self.all.any() {
-            self.all.others(self.own()).iter().for_each(|other| _ = send(other));
+            self.all.others(self.own()).iter().for_each(|other| known |= send(other));
         }
+        known
     }
 
     /// A further descriptor of the same connection.
@@ -180,16 +181,17 @@ impl Channel {
 
     /// Has the kernel forget attributes of an inode and, with `pages`, write back and drop its pages.
     ///
-    /// With `pages` the kernel sends WRITE requests and waits for them: never call it from a serving thread.
-    pub fn invalidate(&self, node: WireId, pages: bool) {
-        self.notify(node, if pages { 0 } else { -1 }, 0);
+    /// With `pages` the kernel sends WRITE requests and waits for them: never call it from a serving thread. Whether the kernel
+    /// knows the inode: not where it forgot it, or will be told of it by an answer that is under way.
+    pub fn invalidate(&self, node: WireId, pages: bool) -> bool {
+        self.notify(node, if pages { 0 } else { -1 }, 0)
     }
 
     /// As [`Self::invalidate`] of the pages of a range, which is not empty: never from a serving thread either.
-    pub fn invalidate_range(&self, node: WireId, offset: u64, len: u64) {
+    pub fn invalidate_range(&self, node: WireId, offset: u64, len: u64) -> bool {
         let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
         let len = signed(len).min(i64::MAX - signed(offset));
-        self.notify(node, signed(offset), len);
+        self.notify(node, signed(offset), len)
     }
 
     /// Has the kernel forget what it knows of a name, also that there was none. It locks the directory: never from a serving
@@ -204,13 +206,13 @@ impl Channel {
         });
     }
 
-    fn notify(&self, node: WireId, off: i64, len: i64) {
+    fn notify(&self, node: WireId, off: i64, len: i64) -> bool {
         self.tell(|to| {
             let body = abi::InvalInodeOut { ino: to.wire(node)?, off, len };
             let head =
                 abi::OutHeader { len: 16 + size_of_val(&body) as u32, error: abi::NOTIFY_INVAL_INODE, unique: 0 };
             Some([head.as_bytes(), body.as_bytes()].concat())
-        });
+        })
     }
 
     /// Has the kernel drop those of the inodes that nobody uses. As with [`Self::invalidate`] of pages, not from a serving

@@ -635,10 +635,10 @@ impl BraidFs {
 }
 
 /// Where a look-up's answer says how long the attributes are good for: seconds, and nanoseconds.
-const ATTR_VALID_OF_ENTRY: std::ops::Range<usize> = 24..32;
+pub(crate) const ATTR_VALID_OF_ENTRY: std::ops::Range<usize> = 24..32;
 
 /// Bytes of the first entry of a listing with attributes.
-fn listed_len(body: &[u8]) -> Option<usize> {
+pub(crate) fn listed_len(body: &[u8]) -> Option<usize> {
     let (_, rest) = abi::EntryOut::read_from_prefix(body).ok()?;
     let (name, _) = abi::Dirent::read_from_prefix(rest).ok()?;
     Some((size_of::<abi::EntryOut>() + size_of::<abi::Dirent>() + name.namelen as usize).next_multiple_of(8))

@@ -23,7 +23,7 @@ use crate::pace::Pacer;
 use crate::past_cache::PastCache;
 use crate::profile::{Profile, Xattr};
 use crate::request::{Answer, Handled, Outcome, Request};
-use crate::room::Tight;
+use crate::room::{Tight, untimed};
 use crate::transport::{DEFERRED_MAX, Forgets, Later, Ticket};
 use crate::upgrade::Upgrades;
 use crate::within_quota::QuotaGrants;
@@ -360,6 +360,7 @@ impl BraidFs {
         if several && let Some(stopped) = self.stopped_at_border(req, cx, waited) {
             return stopped;
         }
+        let asked = self.tight.changes();
         let mut handled = self.operate(req, out, cx);
         // also where the first of them came meanwhile, which waits for the end of this
         if several && handled == Ok(Outcome::Reply) {
@@ -369,6 +370,9 @@ impl BraidFs {
         if synced.is_err() && handled == Ok(Outcome::Reply) {
             // the kernel gets an error in place of what was counted for it
             self.refused(cx.channel.own(), req.head.opcode, out.body());
+        }
+        if self.tight.changes() != asked && synced == Ok(Outcome::Reply) {
+            untimed(req.head.opcode, out);
         }
         synced
     }

@@ -39,6 +39,7 @@ use crate::fs::{BraidFs, CONGESTED, Context, MAX_IO_BYTES};
 use crate::node::WireId;
 use crate::request::{Answer, Handled, Outcome, OwnedRequest, Request};
 use crate::requester::{self, Doing};
+use crate::room::tell_until_known;
 use crate::transport::Later;
 use braidfs::{Demand, DomainId, Spending, Turn, Way};
 use braidfs_sync::{Condvar, Mutex, rank};
@@ -453,8 +454,8 @@ impl BraidFs {
         self.answer_later(&req, handled, later, out);
     }
 
-    /// Has the kernel drop pages of a file, or of a range of it: by the helper thread only.
-    pub(crate) fn drop_pages(&self, id: WireId, range: Option<(u64, u64)>, channel: &Channel) {
+    /// Has the kernel drop pages of a file, or of a range of it: by the helper thread only. Whether it knows the file.
+    pub(crate) fn drop_pages(&self, id: WireId, range: Option<(u64, u64)>, channel: &Channel) -> bool {
         let domain = self.domain_index(id.ino()).filter(|_| self.vol.any_rates());
         let _rush = domain.map(|d| self.pacer.rush(d));
         match range {
@@ -472,8 +473,12 @@ impl BraidFs {
             self.raise_threshold();
         }
         if writes {
-            let (files, channel) = (self.known_files(domain.0.into()), channel.clone());
-            let tell = move || files.iter().for_each(|id| channel.invalidate(*id, false));
+            self.tight.more_are_asked();
+            let (mut files, channel) = (self.known_files(domain.0.into()), channel.clone());
+            let tell = move || {
+                files.retain(|id| !channel.invalidate(*id, false));
+                tell_until_known(files, |id| channel.invalidate(*id, false));
+            };
             if let Err(e) = crate::session::run_aside("fuse-rates", tell) {
                 tracing::warn!(error = %e, "no thread to tell the kernel that a tenant's writes are limited");
             }

@@ -56,6 +56,7 @@
 //! all that is left it gets ENOSPC for a `read` across the end of the file, too: the kernel asks the same; without OPEN a
 //! `read` by `io_uring` does, or by a thread that `/proc` does not show.
 
+pub(crate) use self::asked::{tell_until_known, untimed};
 use crate::channel::Channel;
 use crate::dirty::{self, DirtyLimit, LEAST_BYTES, MOST_BESIDE_LIMITED, USUAL_BYTES};
 use crate::dirty_grants::{Asker, LATELY, Left};
@@ -112,8 +113,8 @@ thread_local! {
 /// Which domains are tight. Read by all threads, written only when one changes.
 pub(crate) struct Tight {
     domains: Box<[Domain]>,
-    /// Some domain is, or was: mostly none ever is, and who asks for one of a file looks no further.
-    ever: CachePadded<AtomicBool>,
+    /// What is read for each answer with attributes, and seldom written.
+    asked: CachePadded<Asked>,
     /// No domain had a limit of its own when all were looked at last.
     plain: AtomicBool,
     /// When all domains are to be looked at again, µs since `begin`.
@@ -141,6 +142,14 @@ struct Fit {
     later: Later,
     since: Instant,
     _waiting: Waiting,
+}
+
+#[derive(Default)]
+struct Asked {
+    /// Some domain is tight, or was: mostly none ever is, and who asks for one of a file looks no further.
+    ever: AtomicBool,
+    /// Rises when files come to be such that the kernel must ask before each `write`.
+    changes: AtomicU64,
 }
 
 #[derive(Default)]
@@ -203,7 +212,7 @@ impl Tight {
         let domains = (0..domains).map(domain).collect();
         Self {
             domains,
-            ever: CachePadded::default(),
+            asked: CachePadded::default(),
             plain: AtomicBool::new(false),
             look: CachePadded::default(),
             begin: Instant::now(),
@@ -236,7 +245,7 @@ impl Tight {
     /// As it was in another process.
     pub fn take(&self, handed: &HandedRoom) {
         for (d, &(tight, unknown, held)) in self.domains.iter().zip(&handed.domains) {
-            self.ever.fetch_or(tight, Ordering::SeqCst);
+            self.asked.ever.fetch_or(tight, Ordering::SeqCst);
             d.tight.store(tight, Ordering::SeqCst);
             d.unknown.store(unknown, Ordering::SeqCst);
             d.held.store(held, Ordering::SeqCst);
@@ -250,7 +259,8 @@ impl Tight {
     #[inline]
     fn is_look_due(&self, bytes: u64) -> bool {
         let unseen = UNSEEN.get().saturating_add(bytes.max(REQUEST_BYTES));
-        let due = unseen >= UNSEEN_BYTES || !self.plain.load(Ordering::Relaxed) || self.ever.load(Ordering::Relaxed);
+        let due =
+            unseen >= UNSEEN_BYTES || !self.plain.load(Ordering::Relaxed) || self.asked.ever.load(Ordering::Relaxed);
         UNSEEN.set(if due { 0 } else { unseen });
         due
     }
@@ -270,9 +280,10 @@ impl Tight {
 
     /// A domain is tight; whether it was not before.
     fn becomes_tight(&self, d: usize) -> bool {
-        self.ever.store(true, Ordering::SeqCst);
+        self.asked.ever.store(true, Ordering::SeqCst);
         let becomes = !self.domains[d].tight.swap(true, Ordering::SeqCst);
         if becomes {
+            self.more_are_asked();
             let held = self.domains[d].held.load(Ordering::Relaxed);
             tracing::debug!(domain = d, held, "little room: each write asks");
         }
@@ -284,7 +295,7 @@ impl BraidFs {
     /// Whether writers of the file must be watched.
     pub(crate) fn is_tight(&self, ino: InodeNo) -> bool {
         self.profile.cache == Cache::Back
-            && self.tight.ever.load(Ordering::Relaxed)
+            && self.tight.asked.ever.load(Ordering::Relaxed)
             && self.domain_index(ino).is_some_and(|d| self.tight.domains[d].tight.load(Ordering::Relaxed))
     }
 
@@ -416,7 +427,7 @@ impl BraidFs {
             let room = self.vol.sure_room(DomainId(d as u16));
             let tight = room < domain.tight_below();
             domain.unknown.store(!tight, Ordering::SeqCst);
-            self.tight.ever.fetch_or(tight, Ordering::SeqCst);
+            self.tight.asked.ever.fetch_or(tight, Ordering::SeqCst);
             domain.tight.store(tight, Ordering::SeqCst);
         }
         self.keep_rooms();
@@ -525,8 +536,10 @@ impl BraidFs {
         let tell = move || {
             let (done, told) = mpsc::channel::<()>();
             let teller = run_aside("fuse-tell", move || {
-                files.iter().for_each(|id| channel.invalidate(*id, false));
+                let mut files = files;
+                files.retain(|id| !channel.invalidate(*id, false));
                 drop(done);
+                tell_until_known(files, |id| channel.invalidate(*id, false));
             });
             if teller.is_ok() {
                 // comes back with an error, when the sender is gone
@@ -550,7 +563,7 @@ impl BraidFs {
     /// Answers a WRITE of the kernel's cache, or has the answer wait until the kernel knows that there is little room.
     pub(crate) fn written_cached(&self, ino: InodeNo, out: &Answer, cx: &Context<'_>) -> Outcome {
         // mostly none becomes tight, and none ever was
-        if !self.tight.ever.load(Ordering::SeqCst) {
+        if !self.tight.asked.ever.load(Ordering::SeqCst) {
             return Outcome::Reply;
         }
         let Some(d) = self.domain_index(ino) else { return Outcome::Reply };
@@ -794,7 +807,9 @@ impl BraidFs {
         if self.negotiated.opens() {
             self.write_back(domain, true, channel);
         } else {
-            self.known_files(domain).iter().for_each(|id| self.drop_pages(*id, None, channel));
+            let mut unknown = self.known_files(domain);
+            unknown.retain(|id| !self.drop_pages(*id, None, channel));
+            self.tell_again(unknown);
         }
         self.tight.domains[domain].unknown.store(false, Ordering::SeqCst);
         if let Some(bound) = bound {
@@ -865,7 +880,7 @@ impl BraidFs {
     /// only.
     fn write_back_granted(&self, channel: &Channel) -> Left {
         let writing = self.dirty_grants.write_back(&self.looks);
-        writing.files.iter().for_each(|id| self.drop_pages(*id, None, channel));
+        writing.files.iter().for_each(|id| _ = self.drop_pages(*id, None, channel));
         let left = self.dirty_grants.written_back(writing);
         self.keep_rooms();
         left
@@ -882,6 +897,7 @@ fn blocks_of(doing: Doing) -> Option<u64> {
     }
 }
 
+mod asked;
 pub(crate) mod beside;
 mod kept;
 #[cfg(test)]

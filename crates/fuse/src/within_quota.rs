@@ -176,7 +176,7 @@ impl BraidFs {
         for owner in &fit.owners {
             let ledger = self.quota_grants.of(*owner);
             let writing = ledger.write_back(&self.looks);
-            writing.files.iter().for_each(|id| self.drop_pages(*id, None, fit.later.channel()));
+            writing.files.iter().for_each(|id| _ = self.drop_pages(*id, None, fit.later.channel()));
             let left = ledger.written_back(writing);
             (blocks, unseen) = (blocks.max(left.blocks), unseen | left.unseen);
         }
@@ -229,13 +229,18 @@ impl BraidFs {
             return;
         }
         self.quota_grants.changes.store(self.vol.quota_limit_changes(), Ordering::Relaxed);
+        self.tight.more_are_asked();
         // not as they are listed, under a lock
         let files = self.vol.held_files(|_| true);
+        let mut unknown = Vec::new();
         for f in files.into_iter().filter(|f| self.vol.has_limited_owner(f.ino)) {
             let id = WireId::new(f.ino, f.generation);
             channel.invalidate(id, false);
-            self.drop_pages(id, None, channel);
+            if !self.drop_pages(id, None, channel) {
+                unknown.push(id);
+            }
         }
+        self.tell_again(unknown);
     }
 }
 

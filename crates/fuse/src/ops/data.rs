@@ -281,7 +281,7 @@ impl BraidFs {
         let Some(waiting) = self.let_wait(false) else {
             let channel = cx.channel.clone();
             // Not sent only where the mount is ending.
-            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.drop_pages(id, range, &channel)));
+            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| _ = fs.drop_pages(id, range, &channel)));
             return Err(why);
         };
         let later = cx.later();

@@ -354,6 +354,36 @@ fn a_long_listing_tells_attributes_of_its_first_part_and_where_names_are_looked_
     assert_eq!(entry(&list(2)).nodeid, file.nodeid);
 }
 
+/// While files come to be asked about, an answer that was begun before must not say that its attributes are good.
+#[test]
+fn answers_under_way_can_be_made_good_for_no_time() {
+    let s = Served::new();
+    s.mknod(ROOT, "e");
+    s.mknod(ROOT, "f");
+    let fh = s.open(op::OPENDIR, ROOT).unwrap();
+    let arg = abi::ReadIn { fh, size: 4096, ..abi::ReadIn::new_zeroed() };
+    let untimed = |opcode, node, args: &[&[u8]]| {
+        let mut out = Answer::new(4096);
+        out.put_bytes(&s.ask(opcode, node, args).unwrap());
+        crate::room::untimed(opcode, &mut out);
+        out.body().to_vec()
+    };
+    let found = entry(&untimed(op::LOOKUP, ROOT, &[b"f\0"]));
+    assert_eq!((found.attr_valid, found.entry_valid > 0, found.attr.nlink), (0, true, 1));
+    let get = abi::GetattrIn { getattr_flags: 0, dummy: 0, fh: 0 };
+    let got = untimed(op::GETATTR, WireId(found.nodeid), &[get.as_bytes()]);
+    let got = abi::AttrOut::read_from_prefix(&got).unwrap().0;
+    assert_eq!((got.attr_valid, got.attr.ino), (0, found.attr.ino));
+    let listed = untimed(op::READDIRPLUS, ROOT, &[arg.as_bytes()]);
+    let (mut at, mut all) = (0, Vec::new());
+    while let Some(len) = listed.get(at..).and_then(crate::connections::listed_len) {
+        all.push(entry(&listed[at..]));
+        at += len;
+    }
+    assert_eq!((all.len(), at), (4, listed.len()));
+    assert!(all.iter().all(|e| e.attr_valid == 0) && all.iter().filter(|e| e.nodeid != 0).count() == 2);
+}
+
 #[test]
 fn a_removed_directory_answers_until_it_is_forgotten() {
     let s = Served::new();

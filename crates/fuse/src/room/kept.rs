@@ -129,7 +129,7 @@ impl BraidFs {
     pub(crate) fn refused_for_room(&self) {
         let tight = |d: &Domain| d.tight.load(Ordering::Relaxed);
         if self.profile.cache != Cache::Back
-            || !self.tight.ever.load(Ordering::Relaxed)
+            || !self.tight.asked.ever.load(Ordering::Relaxed)
             || !self.tight.domains.iter().any(tight)
         {
             return;
