@@ -71,12 +71,13 @@ impl Connection {
         Self { root, domain, tenant, point, told: Shards::default(), handles: Mutex::default() }
     }
 
-    fn tell(&self, id: u64) {
+    /// It is being told of the inode once more: as soon as the engine counts it.
+    pub fn tell(&self, id: u64) {
         *self.told.of(id).lock().entry(id).or_default() += 1;
     }
 
     /// How often the inode was told, and not given back.
-    fn told(&self, id: u64) -> u64 {
+    pub fn told(&self, id: u64) -> u64 {
         self.told.of(id).lock().get(&id).copied().unwrap_or(0)
     }
 
@@ -585,15 +586,12 @@ impl BraidFs {
         done
     }
 
-    /// An entry of a listing is told without its attributes where another connection has it.
+    /// An entry of a listing, which is counted, is told without its attributes where another connection has it.
     fn admit_listed(&self, own: Option<&Connection>, entry: &mut [u8]) {
         let Ok((told, _)) = abi::EntryOut::read_from_prefix(entry) else { return };
         let id = told.nodeid;
         if id == 0 {
             return;
-        }
-        if let Some(own) = own {
-            own.tell(id);
         }
         if self.connections.is_border(WireId(id), own) {
             entry[ATTR_VALID_OF_ENTRY].fill(0);

@@ -415,7 +415,7 @@ impl BraidFs {
             op::REMOVEXATTR => self.removexattr(req),
             op::OPENDIR => self.opendir(req, out),
             op::READDIR => self.readdir(req, out),
-            op::READDIRPLUS => self.readdirplus(req, out),
+            op::READDIRPLUS => self.readdirplus(req, out, cx),
             op::CREATE => self.create(req, out, cx),
             op::TMPFILE => self.tmpfile(req, out, cx),
             op::IOCTL => self.ioctl(req, out, cx),

@@ -2,7 +2,7 @@
 
 use super::attrs::entry_out;
 use crate::abi::{self, fopen};
-use crate::fs::{BraidFs, MAX_IO_BYTES, errno};
+use crate::fs::{BraidFs, Context, MAX_IO_BYTES, errno};
 use crate::handles::Handle;
 use crate::request::{Answer, Handled, Outcome, Request};
 use braidfs::{DirEntry, InodeNo};
@@ -51,7 +51,7 @@ impl BraidFs {
         listed(out, full)
     }
 
-    pub(crate) fn readdirplus(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+    pub(crate) fn readdirplus(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let arg: abi::ReadIn = req.arg()?;
         let dir = self.opened_node(req.node(), arg.fh)?;
         if !self.listings.wants_attributes(dir, arg.offset) {
@@ -59,14 +59,19 @@ impl BraidFs {
         }
         let limit = arg.size.min(MAX_IO_BYTES) as usize;
         let (mut full, mut told) = (false, 0);
+        let own = cx.channel.own();
         let listing = self.vol.readdir_held(dir, arg.offset, &mut |entry, attr| {
             let attr = attr.map(|a| entry_out(a, self.attr_ttl(a)));
             full = !put_dirent(out, limit, Some(attr), &entry);
             told += u64::from(!full);
+            if let (Some(own), Some(entry), false) = (own, attr, full) {
+                // at once: while the rest is listed whoever looks it up over this connection must not take it for another's
+                own.tell(entry.nodeid);
+            }
             !full
         });
         if let Err(e) = listing {
-            self.unlist(None, out.body());
+            self.unlist(own, out.body());
             return Err(errno(e));
         }
         self.listings.told(dir, told);

@@ -354,6 +354,27 @@ fn a_long_listing_tells_attributes_of_its_first_part_and_where_names_are_looked_
     assert_eq!(entry(&list(2)).nodeid, file.nodeid);
 }
 
+/// Where an entry is counted for all connections before it is for its own, who looks it up over this one meanwhile takes it for
+/// another's: EBUSY after a while.
+#[test]
+fn what_is_listed_counts_for_its_connection_at_once() {
+    use crate::connections::Connection;
+    let mut s = Served::new();
+    let file = s.mknod(ROOT, "f");
+    s.forget(&file, 1);
+    let own = Arc::new(Connection::new(ROOT, braidfs::DomainId(0), "t".into(), "/point".into()));
+    let null = std::fs::File::options().write(true).open("/dev/null").unwrap();
+    s.channel = Arc::new(Channel::of_tenant(null.into(), s.fs.connections.clone(), own.clone()));
+    let fh = s.open(op::OPENDIR, ROOT).unwrap();
+    let arg = abi::ReadIn { fh, offset: 2, size: 4096, ..abi::ReadIn::new_zeroed() };
+    let frame = request(op::READDIRPLUS, ROOT, arg.as_bytes());
+    let (mut out, cx) = (Answer::new(4096), Context::new(&s.channel, 1, None));
+    s.fs.readdirplus(&Request::parse(&frame).unwrap(), &mut out, &cx).unwrap();
+    assert_eq!((own.told(file.nodeid), s.fs.vol.held_times(WireId(file.nodeid).ino())), (1, 1));
+    s.fs.unlist(Some(&own), out.body());
+    assert_eq!((own.told(file.nodeid), s.fs.vol.held_times(WireId(file.nodeid).ino())), (0, 0));
+}
+
 /// While files come to be asked about, an answer that was begun before must not say that its attributes are good.
 #[test]
 fn answers_under_way_can_be_made_good_for_no_time() {
