@@ -309,13 +309,9 @@ impl BraidFs {
         // The kernel does not write its pages back before it asks. Have it do so, as far as the answer depends on them;
         // that sends WRITE requests, so it cannot be waited for here.
         let Some(waiting) = self.let_wait(false) else {
-            // Too many wait for their pages. All of the file may be taken for data, with a hole at its end.
-            let size = self.attr(id)?.size;
-            if arg.offset >= size {
-                return Err(Errno::NXIO);
-            }
-            out.put(&abi::LseekOut { offset: if hole { size } else { arg.offset } });
-            return Ok(Outcome::Reply);
+            // Too many wait for their pages, and what the kernel holds is not known: the file may reach beyond what the volume
+            // has of it. Programs copy what they are told they cannot look at so.
+            return Err(Errno::INVAL);
         };
         let later = cx.later();
         let job = Box::new(move |fs: &BraidFs| {
