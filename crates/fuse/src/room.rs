@@ -749,10 +749,12 @@ impl BraidFs {
         }
         match self.find_room(ino, fit.need.saturating_add(left.blocks), fit.later.channel()) {
             // what is committed may be written where it lies
-            Ok(_) if fits() || self.has_its_blocks(ino, fit.range) => self.tell_attr(ino, fit.later),
+            Ok(_) if fits() || self.has_its_blocks(ino, fit.range) => return self.tell_attr(ino, fit.later),
             Ok(_) => fit.later.done(Err(Errno::NOSPC)),
             Err(e) => fit.later.done(Err(errno(e))),
         }
+        // it was within its limits before it was looked for room
+        self.take_quota_back(fit.asker);
     }
 
     /// What `df` shows of so many `available` blocks of a tenant with little room, where the kernel asks before each `write`: none of

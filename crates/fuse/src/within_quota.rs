@@ -91,7 +91,7 @@ impl QuotaGrants {
         Self { all: Mutex::new(handed.iter().map(of).collect()), ..Self::default() }
     }
 
-    fn of(&self, owner: QuotaOwner) -> Arc<DirtyGrants> {
+    pub(crate) fn of(&self, owner: QuotaOwner) -> Arc<DirtyGrants> {
         if let Some(ledger) = self.known.mine().lock().get(&owner) {
             return ledger.clone();
         }
@@ -168,6 +168,14 @@ impl BraidFs {
         // of a write that is not let in the others have nothing to count
         owners[..first].iter().for_each(|owner| self.quota_grants.of(*owner).take_back(asker));
         Err(owners[first])
+    }
+
+    /// The `write` of a thread, which may have been granted blocks of its file's owners just now, does not come.
+    pub(crate) fn take_quota_back(&self, asker: Asker) {
+        if self.vol.any_quotas() {
+            let owners = self.vol.limited_owners(asker.id.ino());
+            owners.iter().for_each(|owner| self.quota_grants.of(*owner).take_back(asker));
+        }
     }
 
     /// Has the kernel write back what was granted to the owners, and looks again. By the helper thread only.

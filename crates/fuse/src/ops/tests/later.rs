@@ -78,10 +78,16 @@ fn what_waits_for_a_quota_needs_room_too() {
     let file = s.fs.vol.open(other.ino()).unwrap();
     let room = s.fs.vol.write_room(other.ino()) * 4096;
     s.fs.vol.fallocate(&file, braidfs::FallocMode::Allocate { keep_size: false }, 0, room - (1 << 20)).unwrap();
+    let granted = || {
+        let mut granted = 0;
+        s.fs.quota_grants.of(braidfs::QuotaOwner::User(USER)).tell(|blocks| granted = blocks);
+        granted
+    };
     assert_eq!(ask(third, u32::MAX >> 4), Ok(Outcome::Deferred));
     kernel.told();
     s.help();
     assert_eq!(kernel.told().last(), Some(&(false, libc::ENOSPC)), "within the quota, and there is no room");
+    assert_eq!(granted(), 0, "what is refused is not granted");
 }
 
 /// What a `write` was granted is not taken by FALLOCATE: the kernel writes it back first, and what is under way keeps its room.
