@@ -86,3 +86,27 @@ fn synced_content_survives_that_its_file_outgrows_the_record() {
         v.unmount().unwrap();
     }
 }
+
+/// A commit that leaves data alone has the smaller size of a file that was cut, and the zeros behind its end: what was cut off, and
+/// synced before, does not come back when the file grows after a crash.
+#[test]
+fn what_was_cut_off_does_not_come_back() {
+    let device = Arc::new(MemDevice::new(16384));
+    mkfs::format(&[device.clone() as Arc<dyn Device>], &MkfsOptions::default()).unwrap();
+    let v = mount(&device);
+    let ino = put(&v, b"f", &[7; 5000]);
+    v.fsync(ino, false).unwrap();
+    v.setattr(ino, &SetAttr { size: Some(3000), ..SetAttr::default() }).unwrap();
+    let domain = v.domain_of(ino).unwrap();
+    v.commit_domain(domain, false).unwrap();
+    v.crash();
+
+    let v = mount(&device);
+    let f = v.open_path(b"f", OpenHow { read: true, write: true, ..OpenHow::default() }, &Cred::root()).unwrap();
+    assert_eq!(v.getattr(ino).unwrap().size, 3000);
+    v.write(&f, 20_000, &[9; 100]).unwrap();
+    let mut b = vec![1; 5000];
+    v.read(&f, 0, &mut b).unwrap();
+    assert!(b[..3000] == [7; 3000] && b[3000..] == [0; 2000], "old bytes behind the old end");
+    v.unmount().unwrap();
+}

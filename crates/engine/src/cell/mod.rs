@@ -86,6 +86,9 @@ pub enum Dirty {
     /// Its content was inline before the first page was made, which has no place yet: the record that a transaction writes
     /// does not hold it any more, so the same transaction writes the page.
     WasInline,
+    /// Its last page was cut where commits leave data alone: the transaction with the smaller size writes it all the same. After a
+    /// crash what was cut off would else be there again once the file grows.
+    Cut,
 }
 
 /// Content of a regular file or symlink.
@@ -118,9 +121,14 @@ const SHORT_EXTENT: u64 = 32;
 const RECORD_EXTENTS_MAX: usize = 3500;
 
 impl FileBody {
-    /// No page that was inline is left without a place.
+    /// Whether its dirty pages are written with its record also where commits leave data alone.
+    pub fn goes_with_record(&self) -> bool {
+        matches!(self.dirty, Dirty::WasInline | Dirty::Cut)
+    }
+
+    /// No page is left that had to go with the record.
     pub fn has_left_record(&mut self) {
-        if self.dirty == Dirty::WasInline {
+        if self.goes_with_record() {
             self.dirty = Dirty::Ordinary;
         }
     }

@@ -166,7 +166,7 @@ impl Domain {
         // a link's target is no data: it is durable with the link
         let lazy = self.lazy_data()
             && cell.kind == FileKind::File
-            && matches!(&st.body, Body::File(f) if f.inline.is_none() && f.dirty != Dirty::WasInline && f.pages.dirty_count() > 0);
+            && matches!(&st.body, Body::File(f) if f.inline.is_none() && !f.goes_with_record() && f.pages.dirty_count() > 0);
         if lazy {
             self.lazy.lock().push(cell.clone());
         } else {

@@ -2,7 +2,7 @@
 
 use super::{PAGE, SIZE_MAX};
 use crate::cell::extents::Runs;
-use crate::cell::{Body, Cell, FileBody, State};
+use crate::cell::{Body, Cell, Dirty, FileBody, State};
 use crate::error::{Error, Result};
 use crate::quota::Charge;
 use crate::space::Space;
@@ -81,8 +81,11 @@ impl MountedVolume {
         self.drop_blocks(op, c, f, size.div_ceil(PAGE)..LBLK_MAX + 1);
         // behind an end that stays there are zeros already, and nothing was reserved to write them
         let cut = size < old && !size.is_multiple_of(PAGE);
-        if cut && f.pages.zero_tail(size / PAGE, (size % PAGE) as usize) == Some(true) {
-            d.memory.add(0, 1);
+        if cut && let Some(was_clean) = f.pages.zero_tail(size / PAGE, (size % PAGE) as usize) {
+            d.memory.add(0, usize::from(was_clean));
+            if d.lazy_data() && f.dirty != Dirty::WasInline {
+                f.dirty = Dirty::Cut;
+            }
         }
         if size == 0 && f.pages.is_empty() && f.map.extent_count() == 0 {
             f.inline = Some(Vec::new());
