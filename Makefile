@@ -125,7 +125,7 @@ mount-built:
 
 heavy-long: ## the same with twenty times the crash states and ten times the model's operations (an hour)
 	BRAIDFS_CRASH_STATES=3000000 BRAIDFS_CRASH_SECONDS=3000 BRAIDFS_MODEL_OPS=400000 BRAIDFS_DAMAGE_ONE_OF=1 BRAIDFS_HARD_STEP=1 \
-		BRAIDFS_CRASH_DEEP=1 BRAIDFS_CRASH_SECOND=1 BRAIDFS_PROGRAM_SECONDS=12000 \
+		BRAIDFS_CRASH_DEEP=1 BRAIDFS_CRASH_SECOND=1 BRAIDFS_THREAD_RUNS=3000 BRAIDFS_PROGRAM_SECONDS=12000 \
 		$(MAKE) --no-print-directory heavy
 
 crash: ## every crash workload, for hours; interrupt it, the same command goes on
