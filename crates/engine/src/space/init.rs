@@ -21,8 +21,8 @@ use braidfs_format::{BLOCK_BYTES, BlockAddr, DomainId};
 impl Space {
     /// Writes blank metadata for `group`, claimed by `domain` with the claim's `epoch`: header, segment table, owner
     /// tables and a node table without nodes. `journal` (first block in the group, blocks) is marked as in use, and
-    /// the segments that it touches are of kind [`SegmentKind::Journal`]. Flushes none of that; where the group was somebody's before, its device
-    /// is flushed in between.
+    /// the segments that it touches are of kind [`SegmentKind::Journal`]. Flushes none of that; where the group was
+    /// somebody's before, its device is flushed in between.
     ///
     /// # Errors
     /// [`Error::Invalid`] where the group is too short for its metadata or the journal does not fit; of the device.
