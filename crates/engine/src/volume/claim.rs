@@ -16,7 +16,6 @@ use crate::space::Space;
 use crate::types::*;
 use braidfs_format::BLOCK_BYTES;
 use braidfs_format::bat::BatEntry;
-use braidfs_format::super_block::DeviceEntry;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -164,10 +163,7 @@ impl MountedVolume {
         if devices.is_all() && !(0..self.store.devices()).any(lost) {
             return Vec::new();
         }
-        let of = |d: &DeviceEntry| d.first_group.get()..d.first_group.get() + d.groups.get();
-        let sb = self.sb.read();
-        let all = sb.device_table().iter().enumerate().filter(|(n, _)| !devices.contains(*n) || lost(*n));
-        all.map(|(_, d)| of(d)).collect()
+        self.groups_of_devices(|n| !devices.contains(n) || lost(n))
     }
 
     /// Whether groups of a device can be claimed where they are nobody's, a hint: whether it can flush, and has not failed a moment

@@ -184,6 +184,12 @@ impl MountedVolume {
         sb.device_table().get(device).map_or(0..0, |d| d.first_group.get()..d.first_group.get() + d.groups.get())
     }
 
+    /// [`Self::groups_of_device`] of each of which `which` says so.
+    pub(super) fn groups_of_devices(&self, which: impl Fn(usize) -> bool) -> Vec<Range<u32>> {
+        let all = self.sb.read().device_table().len();
+        (0..all).filter(|n| which(*n)).map(|n| self.groups_of_device(n)).collect()
+    }
+
     /// The superblocks say that a device is drained, durably, or not any more; no group of it is claimed then, no inode number
     /// given out.
     fn mark_drained(&self, device: usize, on: bool) -> Result<()> {

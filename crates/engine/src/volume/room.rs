@@ -13,7 +13,7 @@ use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::nodes::NodeTable;
 use crate::types::*;
-use braidfs_format::super_block::{DeviceEntry, MAX_DEVICES};
+use braidfs_format::super_block::MAX_DEVICES;
 use braidfs_sync::phases::{self, Phase};
 use std::cell::Cell;
 use std::ops::Range;
@@ -82,9 +82,8 @@ impl MountedVolume {
         let drained = bat.drained();
         self.drained[1].store(drained.end, Ordering::Relaxed);
         self.drained[0].store(drained.start, Ordering::Relaxed);
-        let groups = |d: &DeviceEntry| d.first_group.get()..d.first_group.get() + d.groups.get();
-        let rests = sb.device_table().iter().enumerate().filter(|(_, d)| bat.rests(&groups(d)));
-        self.resting.store(rests.fold(0, |bits, (n, _)| bits | 1 << n), Ordering::Relaxed);
+        let rests = (0..sb.device_table().len()).filter(|n| bat.rests(&self.groups_of_device(*n)));
+        self.resting.store(rests.fold(0, |bits, n| bits | 1 << n), Ordering::Relaxed);
     }
 
     /// Free blocks of groups on these devices that nobody owns, and that can be claimed.

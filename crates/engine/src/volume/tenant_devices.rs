@@ -64,9 +64,7 @@ impl MountedVolume {
         if devices.is_all() {
             return Vec::new();
         }
-        let sb = self.sb.read();
-        let all = sb.device_table().iter().enumerate().filter(|(n, _)| !devices.contains(*n));
-        all.map(|(_, d)| d.first_group.get()..d.first_group.get() + d.groups.get()).collect()
+        self.groups_of_devices(|n| !devices.contains(n))
     }
 
     /// Whether a group lies where its domain's tenant may not have it.
