@@ -32,6 +32,8 @@ const NONE: u8 = 4;
 const GONE: u8 = 8;
 /// It has extents.
 const MAPPED: u8 = 16;
+/// Others took names from it.
+const TAKEN: u8 = 32;
 
 /// Key of the hashes by which names are compared, random for each check.
 #[derive(Debug, Clone, Copy)]
@@ -189,6 +191,13 @@ impl Seen<'_> {
             Whole(i) => !i.extents.is_empty(),
         }
     }
+    /// Whether its record tells of names that others took from it.
+    pub fn has_tombstones(&self) -> bool {
+        match self.0 {
+            Packed(l, _) => l.bits & TAKEN != 0,
+            Whole(i) => !i.inode.tombstones.is_empty(),
+        }
+    }
     /// Links that it has.
     pub fn links(&self) -> usize {
         match self.0 {
@@ -317,6 +326,7 @@ impl Inodes {
             linked: false,
         };
         let mapped = if ino.extents.is_empty() { 0 } else { MAPPED };
+        let taken = if ino.inode.tombstones.is_empty() { 0 } else { TAKEN };
         let (a, b, bits) = match ino.inode.links.as_slice() {
             [] => (0, 0, NONE),
             [one] => (one.parent.0, hash_of(one).key, 0),
@@ -334,7 +344,7 @@ impl Inodes {
             nlink: ino.inode.nlink,
             kind: (ino.inode.mode >> 12) as u8,
             flags: ino.flags,
-            bits: bits | mapped,
+            bits: bits | mapped | taken,
         });
     }
 
@@ -479,6 +489,19 @@ impl Inodes {
         if let Some((group, slot)) = self.geometry.node_place(dir) {
             self.parts.entry(group).or_default().names.push((slot, names.into_boxed_slice()));
         }
+    }
+
+    /// The highest generation of which an entry names each of the directories that `asked` picks.
+    pub fn generations_named(&self, asked: impl Fn(InodeNo) -> bool) -> BTreeMap<InodeNo, u32> {
+        let packed = self.parts.values().flat_map(|p| &p.names).flat_map(|(_, names)| names);
+        let packed = packed.map(|n| (n.node, n.kind, n.generation));
+        let whole = self.whole.values().flat_map(|i| &i.entries).map(|e| (e.node, e.kind, e.generation));
+        let mut out = BTreeMap::new();
+        for (node, _, generation) in packed.chain(whole).filter(|(n, kind, _)| *kind == DIR_KIND && asked(*n)) {
+            let highest = out.entry(node).or_insert(generation);
+            *highest = generation.max(*highest);
+        }
+        out
     }
 
     /// The entries of all directories that hold, by directory.

@@ -4,6 +4,7 @@
 use super::names::{add_entry, is_dir, new_dir, take_node};
 use crate::codes;
 use crate::model::Model;
+use crate::rules::group::LOST_GENERATION;
 use braidfs_format::domain::DomainHeader;
 use braidfs_format::inode::Link;
 use braidfs_format::name::FileName;
@@ -31,6 +32,12 @@ pub fn restore_dirs(m: &mut Model) {
         return;
     }
     let told: HashSet<u64> = m.log.findings.iter().filter_map(|f| f.node).collect();
+    // the table that told the generation may be lost, too
+    let mut generations = m.inodes.generations_named(|n| named.contains_key(&n));
+    for h in m.domains.iter().filter_map(|d| d.header) {
+        let of = generations.entry(InodeNo(h.tenant_root.get())).or_default();
+        *of = h.tenant_generation.get().max(*of);
+    }
     let store = Arc::clone(&m.store);
     for (dir, links) in named {
         // the first numbers of the volume are not given out, and the root is looked after by itself
@@ -40,7 +47,10 @@ pub fn restore_dirs(m: &mut Model) {
         let Some(number) = m.domain_of(dir) else { continue };
         let Some(domain) = m.domains.get_mut(usize::from(number)) else { continue };
         let Some(free) = domain.entry(&store, dir.node()).filter(|e| !e.used()) else { continue };
-        let generation = free.generation.max(1);
+        let generation = match (free.generation, generations.get(&dir)) {
+            (LOST_GENERATION, Some(&named)) => named.max(1),
+            (told, named) => told.max(1).max(named.copied().unwrap_or_default()),
+        };
         let entry = NodeEntry { addr: BlockAddr(0), index: 0, flags: USED, generation, written: 0 };
         domain.set_entry(&store, dir.node(), entry);
         // it is none of those whose old record was found, of which nobody knows whether they were deleted

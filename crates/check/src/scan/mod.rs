@@ -8,6 +8,7 @@ mod records;
 pub mod shared;
 pub mod space;
 pub mod tables;
+mod taken;
 pub mod volume;
 
 /// Groups of a volume that one thread scans: it is read sooner than threads start.

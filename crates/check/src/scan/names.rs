@@ -5,6 +5,7 @@
 //! (What has no place left: [`super::lost`].)
 
 use super::lost::{LostFound, restore_dirs};
+use super::taken::give_names_back;
 use crate::codes;
 use crate::model::Model;
 use crate::model::inodes::{Name, NameKey, Seen};
@@ -12,7 +13,7 @@ use crate::parts::domain::Domain;
 use crate::parts::ino::{Dirty, Ino};
 use crate::rules::{link, show};
 use braidfs_format::dentry::Dentry;
-use braidfs_format::inode::{Inode, Link, Timestamp, Tombstone};
+use braidfs_format::inode::{Inode, Link, Timestamp};
 use braidfs_format::name::FileName;
 use braidfs_format::node::{DIR, NodeEntry, REMOTE, USED};
 use braidfs_format::{BlockAddr, InodeNo, NodeId};
@@ -80,37 +81,6 @@ fn check_root(m: &mut Model) {
 /// Inodes without links that count none.
 fn orphans(m: &Model) -> Vec<InodeNo> {
     m.inodes.select(|node, i| i.nlink() == 0 && i.links() == 0 && !i.links_lost() && node != InodeNo::ROOT)
-}
-
-/// Whether the newcomer of `t` came to be with the name that it took, or may have: a number that was given out again since had been
-/// durable, and who left a group that is of no domain any more as well.
-fn came_to_be(m: &mut Model, t: &Tombstone) -> bool {
-    let Some(domain) = m.domain_of(t.newcomer) else { return true };
-    let entry = m.domains.get(usize::from(domain)).and_then(|d| d.entry(&m.store, t.newcomer.node()));
-    match m.body(t.newcomer).map(|i| (i.generation, i.version)) {
-        Some((generation, version)) if generation == t.generation => version >= t.version,
-        _ => entry.is_some_and(|e| e.generation >= t.generation),
-    }
-}
-
-/// Inodes whose last names others took that did not come to be, since the journal which said so is given up: they have them still.
-fn give_names_back(m: &mut Model) {
-    for node in orphans(m) {
-        let Some(of_node) = m.body(node).map(|i| i.inode.tombstones.clone()) else { continue };
-        let (mut links, mut holds) = (Vec::new(), Vec::new());
-        for t in of_node {
-            if came_to_be(m, &t) { holds.push(t) } else { links.push((t.link, t.newcomer)) }
-        }
-        let Some(ino) = m.body(node).filter(|_| !links.is_empty()) else { continue };
-        ino.inode.tombstones = holds;
-        ino.inode.links = links.iter().map(|(l, _)| l.clone()).collect();
-        ino.linked = vec![false; links.len()];
-        (ino.dirty.record, ino.dirty.links) = (true, true);
-        for (Link { parent, name }, by) in links {
-            let why = format!("has its link {} in {parent} again: {by}, which took it, is not there", show(&name));
-            m.log.add(codes::ENTRY_STALE, Some(node.node()), why);
-        }
-    }
 }
 
 /// Inodes that were unlinked while open, and never reclaimed.

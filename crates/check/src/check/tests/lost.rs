@@ -83,6 +83,24 @@ fn one_name_in_a_lost_directory_is_kept_where_its_inode_was_given_up() {
     assert_eq!(find(&mut model(&dev), "d/only"), only);
 }
 
+/// The block of the node table that told its generation is lost as well: the entry that names it tells.
+#[test]
+fn a_lost_directory_comes_back_without_its_node_table() {
+    let dev = populated();
+    let mut m = model(&dev);
+    let (b, file) = (find(&mut m, "a/b"), find(&mut m, "a/b/file-7"));
+    let (group, slot) = m.store.geometry().node_place(b).unwrap();
+    let entry = m.domains[usize::from(m.domain_of(b).unwrap())].entry(&m.store, b.node()).unwrap();
+    m.store.write(entry.addr, &[0; BLOCK_BYTES]).unwrap();
+    let table = m.store.geometry().node_table_addr(group, slot / braidfs_format::geometry::NODES_PER_BLOCK);
+    m.store.write(table, &[0; 2 * BLOCK_BYTES]).unwrap();
+    let r = run(&dev, &REPAIR);
+    assert_eq!(r.unfixed(), 0, "{:#?}", r.findings);
+    assert_eq!(run(&dev, &FORCE).findings, vec![]);
+    let mut m = model(&dev);
+    assert_eq!((find(&mut m, "a/b"), find(&mut m, "a/b/file-7")), (b, file));
+}
+
 /// Of a tenant without a journal no name crosses the border: not one that a repair makes either.
 #[test]
 fn a_tenant_without_a_journal_has_a_lost_found_of_its_own() {

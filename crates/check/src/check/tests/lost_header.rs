@@ -1,10 +1,11 @@
 //! Volumes that stopped, of which one domain's header is lost since: what the others have in their journals stays.
 
 use super::*;
-use braidfs::{Cred, MountOptions, OpenHow, RenameMode, Volume};
+use braidfs::{Cred, FileKind, MountOptions, NewNode, OpenHow, RenameMode, Volume};
 use std::time::Duration;
 
 const LOST: u16 = 1;
+const NEW_FILE: NewNode<'_> = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
 
 fn mounted(dev: &Arc<SparseDevice>) -> Volume {
     let options = MountOptions { background: false, commit_interval: Duration::from_secs(3600), ..Default::default() };
@@ -27,13 +28,18 @@ fn write(v: &Volume, name: &str) -> InodeNo {
     ino
 }
 
+/// Overwrites both copies of the header of `domain`.
+pub fn lose_header(dev: &Arc<SparseDevice>, domain: u16) {
+    let m = volume::read(&[Arc::clone(dev) as Arc<dyn Device>]).unwrap();
+    let at = crate::rules::volume::header_place(&m.sb, domain);
+    (0..2).for_each(|i| dev.write(at + i, &[0; BLOCK_BYTES]).unwrap());
+}
+
 /// Stops the volume, loses the header, and repairs it; what it was then, mounted.
 fn repaired(dev: &Arc<SparseDevice>, v: Volume) -> (FsckReport, Volume) {
     let dev_then = dev.fork();
     v.crash();
-    let m = volume::read(&[Arc::clone(&dev_then) as Arc<dyn Device>]).unwrap();
-    let at = crate::rules::volume::header_place(&m.sb, LOST);
-    (0..2).for_each(|i| dev_then.write(at + i, &[0; BLOCK_BYTES]).unwrap());
+    lose_header(&dev_then, LOST);
     let look = run(&dev_then, &FORCE);
     let preened = preen::preened(&dev_then);
     assert!(preened.by_hand, "{:#?}", preened.findings);
@@ -85,5 +91,32 @@ fn a_synced_file_whose_directory_is_lost_stays() {
     let (r, v) = repaired(&dev, v);
     assert_eq!(content(&v, f), "file", "{:#?}", r.findings);
     assert_eq!(v.getattr(f).unwrap().nlink, 1);
+    v.unmount().unwrap();
+}
+
+/// A volume with a directory of the domain that will be lost, in which there is a file `c` of it; both checkpointed.
+fn with_file_of_lost(dev: &Arc<SparseDevice>) -> (Volume, InodeNo, InodeNo) {
+    let v = mounted(dev);
+    let d = dir_in(&v, LOST, "d");
+    let c = v.create(d, b"c", &NEW_FILE, &Cred::root()).unwrap().ino;
+    v.write(&v.open(c).unwrap(), 0, b"c").unwrap();
+    assert_eq!(v.domain_of(c).unwrap().0, LOST);
+    v.unmount().unwrap();
+    (mounted(dev), d, c)
+}
+
+#[test]
+fn a_name_beside_another_one_comes_back_where_who_took_it_is_lost() {
+    let dev = fresh(64, 2);
+    let (v, d, c) = with_file_of_lost(&dev);
+    let f = write(&v, "f");
+    v.link(f, InodeNo::ROOT, b"other").unwrap();
+    v.sync().unwrap();
+    v.rename(d, b"c", InodeNo::ROOT, b"f", RenameMode::Replace).unwrap();
+    v.sync().unwrap();
+    let (r, v) = repaired(&dev, v);
+    let named =
+        |dir, name: &[u8]| v.lookup(dir, name).map(|a| a.ino).unwrap_or_else(|e| panic!("{e}, {:#?}", r.findings));
+    assert_eq!((named(InodeNo::ROOT, b"f"), named(InodeNo::ROOT, b"other"), named(d, b"c")), (f, f, c));
     v.unmount().unwrap();
 }

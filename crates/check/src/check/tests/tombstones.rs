@@ -1,4 +1,4 @@
-//! Inodes whose last names were taken by inodes of other domains.
+//! Inodes whose last names were taken by inodes of other domains. (Of those with other names: [`super::lost_header`].)
 
 use super::*;
 use braidfs_format::inode::Tombstone;
@@ -50,6 +50,69 @@ fn a_name_that_nobody_took_comes_back() {
                 assert_eq!((inode.nlink, inode.tombstones.len()), (1, 0), "{i}");
                 assert_eq!(inode.content, Content::Inline(b"kept".to_vec()));
             }
+        }
+    }
+}
+
+/// A file of domain 2 lost one of its names to one of domain 0, whose journal is given up.
+#[test]
+fn a_name_that_nobody_took_comes_back_beside_another_one() {
+    for (newer, names) in [(0, 1), (1, 2)] {
+        let dev = populated();
+        let mut m = model(&dev);
+        let newcomer = find(&mut m, "a/small");
+        let (generation, version) = m.body(newcomer).map(|i| (i.generation, i.version + newer)).unwrap();
+        let root = InodeNo::ROOT;
+        let victim = add(&mut m, 2, 0o100_644, &[(root, "victim"), (root, "kept")], Content::None);
+        let ino = m.body(victim).unwrap();
+        let link = ino.inode.links.remove(0);
+        (ino.inode.nlink, ino.linked) = (1, vec![true]);
+        ino.inode.tombstones = vec![Tombstone { link, newcomer, generation, version }];
+        m.body(root).unwrap().entries.retain(|e| *e.name != *b"victim");
+        repair::write(&mut m).unwrap();
+        // of a volume that holds nothing is said
+        assert_eq!(run(&dev, &FORCE).findings, vec![]);
+        lost_header::lose_header(&dev, 0);
+        assert_eq!(run(&dev, &REPAIR).unfixed(), 0);
+        assert_eq!(run(&dev, &FORCE).findings, vec![]);
+        let mut m = model(&dev);
+        assert_eq!(m.body(victim).unwrap().inode.nlink, names);
+        assert_eq!(find(&mut m, "kept"), victim);
+        if names == 2 {
+            assert_eq!(find(&mut m, "victim"), victim);
+        }
+    }
+}
+
+/// Two files of different domains exchanged names; of the one of domain 0, whose journal is given up, nothing but its old name is left.
+#[test]
+fn half_an_exchange_is_completed() {
+    for entry in [true, false] {
+        let dev = populated();
+        let mut m = model(&dev);
+        let partner = find(&mut m, "a/small");
+        let (root, a) = (InodeNo::ROOT, find(&mut m, "a"));
+        let (generation, version, seq) =
+            m.body(partner).map(|i| (i.generation, i.version + 1, i.inode.link_seq)).unwrap();
+        let moved = add(&mut m, 2, 0o100_644, &[(root, "moved")], Content::Inline(b"moved".to_vec()));
+        let ino = m.body(moved).unwrap();
+        let link = ino.inode.links.remove(0);
+        ino.inode.links = vec![Link { parent: a, name: b"small".as_slice().into() }];
+        (ino.inode.link_seq, ino.linked) = (seq + 1, vec![true]);
+        ino.inode.tombstones = vec![Tombstone { link, newcomer: partner, generation, version }];
+        ino.inode.exchange = Some((partner, generation, version));
+        if !entry {
+            m.body(root).unwrap().entries.retain(|e| e.node != moved);
+        }
+        repair::write(&mut m).unwrap();
+        lost_header::lose_header(&dev, 0);
+        assert_eq!(run(&dev, &REPAIR).unfixed(), 0);
+        assert_eq!(run(&dev, &FORCE).findings, vec![]);
+        let mut m = model(&dev);
+        assert_eq!((find(&mut m, "a/small"), find(&mut m, "moved")), (moved, partner));
+        for node in [moved, partner] {
+            let inode = &m.body(node).unwrap().inode;
+            assert_eq!((inode.nlink, inode.exchange, inode.tombstones.len()), (1, None, 0));
         }
     }
 }
