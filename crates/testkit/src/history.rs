@@ -220,6 +220,24 @@ impl History {
         })
     }
 
+    /// Renames, up to version `newest`, that took the last name of an inode: the version after each, whose name it was, and whose
+    /// it is.
+    pub fn replacements(&self, newest: usize) -> Vec<(usize, Ino, Ino)> {
+        let mut out = Vec::new();
+        for v in 1..=newest {
+            let (old, new) = (self.version(v - 1), self.version(v));
+            for (ino, node) in old.nodes() {
+                let left = new.shared(ino);
+                if left.is_some_and(|n| std::sync::Arc::ptr_eq(n, node) || !n.links.is_empty()) {
+                    continue;
+                }
+                let holds = |(dir, name): &Link| new.node(*dir).and_then(|d| d.entries.get(name)).copied();
+                out.extend(node.links.iter().filter_map(holds).map(|by| (v, ino, by)));
+            }
+        }
+        out
+    }
+
     /// Names that the inode lost in versions after the first of these, and up to the last, without getting another one for it:
     /// by an unlink, or to the inode of a rename.
     pub fn removed_names(&self, ino: Ino, versions: RangeInclusive<usize>) -> Vec<&Link> {

@@ -46,6 +46,8 @@ pub struct Oracle<'h> {
     inos: BTreeMap<Key, Ino>,
     /// Renames that left a whiteout, by the version after each ([`History::whiteout`]).
     whiteouts: Vec<(usize, Ino, Link, Ino)>,
+    /// Renames that took the last name of an inode: the version after each, whose name it was, and whose it is.
+    replacements: Vec<(usize, Ino, Ino)>,
     /// Whether the versions are in the order in which the volume did them.
     serial: bool,
     /// Inodes that changed, and were judged with others of their domain.
@@ -87,6 +89,7 @@ impl<'h> Oracle<'h> {
             dirs: BTreeMap::new(),
             names: BTreeMap::new(),
             inos: history.keys.iter().map(|(i, k)| (*k, *i)).collect(),
+            replacements: history.replacements(newest),
             whiteouts: (1..=newest).filter_map(|v| history.whiteout(v).map(|(w, link, i)| (v, w, link, i))).collect(),
             serial,
             together: Cell::new(0),
@@ -177,6 +180,7 @@ impl<'h> Oracle<'h> {
     pub fn judge(&self, seen: &Seen) -> Result<(), String> {
         self.objects(seen)
             .and_then(|()| self.required(seen))
+            .and_then(|()| self.taken_over(seen))
             .and_then(|()| self.all_names(seen))
             .and_then(|()| self.whole_renames(seen))
             .and_then(|()| self.allocated(seen))
@@ -514,6 +518,36 @@ impl<'h> Oracle<'h> {
                 let name = states[0].1.and_then(|n| n.links.first()).map(|(p, n)| (*p, show(n)));
                 let story = self.history.story_above(ino);
                 return Err(format!("{key:?} {name:?} is lost, durable since version {from}{story}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Where an object that was promised is gone since a rename took its last name, what has the name is there, unless that was
+    /// removed, too: what it replaced is there until the newcomer is.
+    fn taken_over(&self, seen: &Seen) -> Result<(), String> {
+        if !self.serial {
+            return Ok(());
+        }
+        let there = |ino: &Ino| self.history.keys.get(ino).is_some_and(|k| seen.nodes.contains_key(k));
+        let named = |v: usize, ino: Ino| self.history.version(v).node(ino).is_some_and(|n| !n.links.is_empty());
+        for (v, victim, newcomer) in &self.replacements {
+            let from = self.bound(*victim).links;
+            if from >= *v || there(victim) || !(from..*v).all(|w| named(w, *victim)) {
+                continue;
+            }
+            let (mut at, mut holder) = (*v, *newcomer);
+            while !there(&holder) {
+                let Some(end) = (at..=self.newest).find(|w| !named(*w, holder)) else {
+                    let stories = [*victim, holder].map(|i| self.history.story_above(i));
+                    return Err(format!(
+                        "inode {victim}, durable since version {from}, is lost, and so is {holder}, which took its name{}{}",
+                        stories[0], stories[1]
+                    ));
+                };
+                let by = self.replacements.iter().find(|(w, ino, _)| (*w, *ino) == (end, holder));
+                let Some((_, _, next)) = by else { break };
+                (at, holder) = (end, *next);
             }
         }
         Ok(())

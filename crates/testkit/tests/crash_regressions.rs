@@ -370,3 +370,24 @@ fn overwritten_by_a_commit_that_fills_a_hole_of_the_file() {
         );
     }
 }
+
+/// A file takes the name of a durable one, and moves on to a new directory of another domain: a crash keeps one of the two.
+#[test]
+fn what_took_a_name_moves_below_a_new_directory() {
+    for kind in [Kind::ALL[0], Kind::ALL[3], Kind::ALL[10]] {
+        for (victim, twice) in [("A/f", false), ("B/h", false), ("A/f", true)] {
+            for new in ["A/n", "B/n"] {
+                let moved = [new, "/moved"].concat();
+                let to: &'static str = moved.leak();
+                let mut ops = vec![file("A/tmp"), mv("A/tmp", victim)];
+                if twice {
+                    // who replaced a durable one is replaced itself
+                    ops.extend([file("A/tmp"), mv("A/tmp", victim)]);
+                }
+                ops.extend([dir(new), mv(victim, to)]);
+                ops.push(fsync("A"));
+                check(On::Kind(kind), End::Crash, &ops);
+            }
+        }
+    }
+}

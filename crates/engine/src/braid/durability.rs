@@ -91,6 +91,8 @@ pub struct Durability {
     judged: Lazy<Judged>,
     /// Moved to another directory in this mount (a directory).
     moved: bool,
+    /// It took the name of an inode that a crash brings back, or of one that had.
+    replaces: bool,
 }
 
 impl Durability {
@@ -121,6 +123,7 @@ impl Durability {
             waits_for: Frontier::EMPTY,
             judged,
             moved: false,
+            replaces: false,
         }
     }
 }
@@ -282,9 +285,11 @@ impl Durability {
         self.synced > 0 || self.link_synced > 0 || (self.sent_tx.0 > 0 && self.sent_tx <= committed)
     }
 
-    /// Whether nothing has written the inode yet, and transaction `tx` will be the first to do so.
+    /// Whether nothing has written the inode yet, transaction `tx` will be the first to do so, and nothing else is lost with it:
+    /// what it replaced, or what that had replaced, is gone with that transaction.
     pub fn is_unwritten(&self, tx: TxId) -> bool {
-        self.synced == 0 && self.link_synced == 0 && self.sent_tx.0 == 0 && self.dirty_tx() == Some(tx)
+        let written = self.synced > 0 || self.link_synced > 0 || self.sent_tx.0 > 0;
+        !written && !self.replaces && self.dirty_tx() == Some(tx)
     }
 
     /// Whether no roll-forward record lacks what an fsync makes durable of the inode but for pages and names.
@@ -356,6 +361,11 @@ impl Durability {
     pub fn partner_exchanges_name(&mut self, partner: InodeVersion) {
         debug_assert!(!self.judged.tombstones.is_empty() && !self.waits_for.is_empty(), "{self:?}");
         self.judged.exchange = Some(partner);
+    }
+
+    /// The inode takes the name of `victim`, whose domain runs transaction `victim_tx`.
+    pub fn inode_replaces(&mut self, victim: &Self, victim_tx: TxId) {
+        self.replaces |= !victim.is_unwritten(victim_tx);
     }
 
     /// A directory moves to another parent: an fsync below it, where that is not durable, commits.

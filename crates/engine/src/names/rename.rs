@@ -549,6 +549,9 @@ impl MountedVolume {
         drop(dirs);
         change_names(&mut l.src, r.from, Some(r.to), seq, now);
         l.src.durability.inode_takes_name(&takes[0]);
+        if let (Some(d), Some(v), None) = (&r.dst, &l.dst, r.partner()) {
+            l.src.durability.inode_replaces(&v.durability, op.tx(d.domain).id);
+        }
         plan.moved.note(&mut l.src.durability, r.from.dir.ino, r.from.name);
         if plan.moved.moves {
             l.src.parent = r.to.dir.ino;

@@ -7,7 +7,7 @@ use super::groups::groups;
 use super::pieces::{PRELUDE, pieces};
 use super::workload::{Kind, Single, alone, basics, hard, names_met, singles};
 use crate::ops::Op;
-use crate::run::{APART, BESIDE};
+use crate::run::{APART, BESIDE, PRESSED};
 use std::sync::Arc;
 
 /// How a workload ends.
@@ -97,11 +97,13 @@ pub enum Part {
     RandomApart,
     /// Random runs of several threads, on two devices. Empty without the feature `schedule`.
     ThreadsApart,
+    /// The same with no room in the cache.
+    ThreadsPressed,
 }
 
 impl Part {
     /// All of them, by their numbers.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::Hard,
         Self::One,
         Self::Two,
@@ -125,9 +127,10 @@ impl Part {
         Self::PiecesApart,
         Self::RandomApart,
         Self::ThreadsApart,
+        Self::ThreadsPressed,
     ];
     /// Those first that say most about all.
-    pub const ORDER: [Self; 23] = [
+    pub const ORDER: [Self; 24] = [
         Self::Hard,
         Self::HardApart,
         Self::Groups,
@@ -147,6 +150,7 @@ impl Part {
         Self::Threads,
         Self::ThreadsBeside,
         Self::ThreadsApart,
+        Self::ThreadsPressed,
         Self::AloneBeside,
         Self::AloneApart,
         Self::Alone,
@@ -303,6 +307,9 @@ impl Plan {
             Part::PiecesApart => list_behind("files made whole, two devices", On::Apart, PRELUDE, pieces()),
             Part::RandomApart => random("random runs, two devices", APART),
             Part::ThreadsApart => threads_on("random runs of several threads, two devices", APART),
+            Part::ThreadsPressed => {
+                threads_on("random runs of several threads, two devices, no room in the cache", PRESSED | APART)
+            }
         });
         Self { parts, bases, names, with: None }
     }

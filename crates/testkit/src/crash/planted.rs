@@ -50,7 +50,7 @@ const SEEN_BY: [(Bug, Part, std::ops::Range<u64>); 24] = [
     (Bug::LeaverForgotten, Part::One, 0..60),
     (Bug::FlushUnderWayTaken, Part::Threads, 0..1000),
     (Bug::HelperForgotten, Part::Threads, 0..1000),
-    (Bug::CellsLetGo, Part::Threads, 0..1000),
+    (Bug::CellsLetGo, Part::ThreadsPressed, 0..2000),
     (Bug::CommitUnderWayForgotten, Part::Threads, 0..1000),
     (Bug::SlotMissed, Part::Threads, 0..1000),
     (Bug::OwnedTwice, Part::Groups, 0..24),

@@ -38,6 +38,8 @@ pub const TURNS: &[(Part, u64)] = &[
     (Part::ThreadsBeside, 1),
     #[cfg(feature = "schedule")]
     (Part::ThreadsApart, 1),
+    #[cfg(feature = "schedule")]
+    (Part::ThreadsPressed, 1),
 ];
 
 /// All parts in turns, each from its beginning, until a limit is reached: a few hard workloads would else take all the time of a

@@ -868,5 +868,19 @@ pub fn hard() -> Vec<(&'static str, Vec<Op>)> {
                 together("A/n"),
             ],
         ),
+        (
+            "what took a name moves below a new directory",
+            vec![
+                file(P("A/tmp")),
+                mv("A/tmp", "A/f"),
+                dir(P("A/n")),
+                dir(P("B/n")),
+                mv("A/f", "A/n/moved"),
+                file(P("B/tmp")),
+                mv("B/tmp", "B/h"),
+                mv("B/h", "B/n/moved"),
+                commit(),
+            ],
+        ),
     ]
 }
