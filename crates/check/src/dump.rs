@@ -10,7 +10,9 @@ use braidfs_format::bat::{self, ENTRIES_PER_BLOCK};
 use braidfs_format::block::{BlockHeader, BlockKind, MAGIC, checksum};
 use braidfs_format::dentry::name_hash;
 use braidfs_format::dentry::{Dentry, decode_bucket, decode_entries};
-use braidfs_format::domain::{CLEAN, DomainHeader, FAILED, NEEDS_GC, TABLES_SOUND, TENANT_RATES, TenantRate};
+use braidfs_format::domain::{
+    CLEAN, DomainHeader, FAILED, NEEDS_GC, PEER_FAILED, TABLES_SOUND, TENANT_RATES, TenantRate,
+};
 use braidfs_format::geometry::NODES_PER_BLOCK;
 use braidfs_format::group::{GroupHeader, SegmentTable};
 use braidfs_format::inode::{
@@ -220,8 +222,13 @@ impl Dump {
     fn domain(&self, domain: u16) -> Result<String> {
         let (copy, seq, h) = self.header(domain)?;
         let mut o = String::new();
-        let bits =
-            [(CLEAN, "clean"), (FAILED, "failed"), (NEEDS_GC, "needs collection"), (TABLES_SOUND, "tables sound")];
+        let bits = [
+            (CLEAN, "clean"),
+            (FAILED, "failed"),
+            (NEEDS_GC, "needs collection"),
+            (TABLES_SOUND, "tables sound"),
+            (PEER_FAILED, "a peer failed"),
+        ];
         let flags = names(h.flags.get(), &bits);
         line!(o, "domain           {domain} (copy {copy}, sequence {seq})");
         line!(o, "flags            {flags}");

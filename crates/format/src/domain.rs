@@ -15,6 +15,10 @@ pub const TABLES_SOUND: u32 = 8;
 /// `flags`: after a crash, the background GC has not finished: entries may be stale.
 pub const NEEDS_GC: u32 = 4;
 
+/// `flags`: a checkpoint gave up what the journal told of another domain, which had failed and takes back what it had not committed:
+/// the next mount compares all links across domains.
+pub const PEER_FAILED: u32 = 16;
+
 /// `tenant_flags`: the domain was made for tenants: what is of none is not placed there.
 pub const KEPT_FOR_TENANTS: u32 = 1;
 
@@ -77,7 +81,7 @@ pub struct DomainHeader {
     pub domain: U16,
     /// Unused, written as 0.
     pub reserved0: U16,
-    /// [`CLEAN`], [`FAILED`], [`TABLES_SOUND`], [`NEEDS_GC`].
+    /// [`CLEAN`], [`FAILED`], [`TABLES_SOUND`], [`NEEDS_GC`], [`PEER_FAILED`].
     pub flags: U32,
     /// First block of the journal in the group space; the journal is one run of blocks.
     pub journal_start: U64,

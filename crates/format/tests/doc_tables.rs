@@ -153,7 +153,7 @@ fn structures() {
     let (header, super_block, domain) = (HEADER_BYTES, super_block::INCOMPAT_DATA_SUMS, braidfs_format::domain::CLEAN);
     assert_eq!((header, super_block, domain), (32, 1, 1));
     assert_eq!((braidfs_format::domain::FAILED, braidfs_format::domain::NEEDS_GC), (2, 4));
-    assert_eq!(braidfs_format::domain::TABLES_SOUND, 8);
+    assert_eq!((braidfs_format::domain::TABLES_SOUND, braidfs_format::domain::PEER_FAILED), (8, 16));
 }
 
 /// The body of a sealed block.

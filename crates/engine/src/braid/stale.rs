@@ -28,9 +28,21 @@ const LOOK_INODES: usize = 4096;
 impl MountedVolume {
     /// Background GC (SpanFS section 3.3): walks the node tables for inodes with a parent in another domain and makes
     /// missing entries again; walks directories and drops entries whose inode is gone. Each finding is looked at a second
-    /// time under the locks before anything changes (two-phase validation). Number mended.
+    /// time under the locks before anything changes (two-phase validation). What cannot be looked at is passed over, and the next
+    /// mount looks again. Number mended.
+    ///
+    /// # Errors
+    /// Of a commit or a header; of a node table that cannot be read.
     pub(crate) fn collect_stale(&self, stop: &dyn Fn() -> bool) -> Result<u64> {
-        let mut mended = 0;
+        let (mut mended, mut passed_over) = (0, 0);
+        let mut note = |looked: Result<u64>, ino: InodeNo| match looked {
+            Ok(n) => mended += n,
+            Err(error) => {
+                tracing::debug!(%ino, %error, "not compared with its links");
+                passed_over += 1;
+            }
+        };
+        let mut stopped = false;
         for d in &self.domains {
             if d.failed().is_some() {
                 continue;
@@ -50,32 +62,42 @@ impl MountedVolume {
             })?;
             // all names of the volume come by, and where there is no background nobody else looks at memory
             for (i, n) in remote.into_iter().enumerate() {
-                if stop() {
-                    return Ok(mended);
+                stopped |= stop();
+                if stopped {
+                    break;
                 }
-                mended += self.relink_lost(n)?;
+                note(self.relink_lost(n), n);
                 if i % LOOK_INODES == LOOK_INODES - 1 {
                     self.balance_memory();
                 }
             }
             for (i, n) in dirs.into_iter().enumerate() {
-                if stop() {
-                    return Ok(mended);
+                stopped |= stop();
+                if stopped {
+                    break;
                 }
-                mended += self.drop_stale(n)?;
+                note(self.drop_stale(n), n);
                 if i % LOOK_DIRS == LOOK_DIRS - 1 {
                     self.balance_memory();
                 }
             }
         }
-        self.commit_all()?;
-        for d in &self.domains {
-            if d.failed().is_none() {
-                d.write_header(|h| h.flags = (h.flags.get() & !NEEDS_GC).into())?;
-            }
+        if stopped {
+            return Ok(mended);
         }
-        // those of a domain that has failed were passed over
+        self.commit_all()?;
+        // those of a domain that has failed were passed over, too
         let failed = self.domains.iter().any(|d| d.failed().is_some());
+        if passed_over > 0 {
+            tracing::warn!(
+                "links of {passed_over} inodes could not be compared with the entries that name them: the next mount tries again; \
+                 where all domains work, run fsck.braidfs"
+            );
+            return Ok(mended);
+        }
+        for d in self.domains.iter().filter(|d| d.failed().is_none()) {
+            d.write_header(|h| h.flags = (h.flags.get() & !NEEDS_GC).into())?;
+        }
         self.maybe_stale.store(failed, Ordering::Relaxed);
         Ok(mended)
     }

@@ -11,7 +11,7 @@ use crate::nodes::Closing;
 use crate::planted::{self, Bug, planted};
 use crate::space::Emptying;
 use crate::types::{InodeNo, TxId, Way};
-use braidfs_format::domain::{CLEAN, DomainHeader, NEEDS_GC};
+use braidfs_format::domain::{CLEAN, DomainHeader, NEEDS_GC, PEER_FAILED};
 use braidfs_sync::MutexGuard;
 use braidfs_sync::phases::{self, Phase};
 use std::sync::atomic::Ordering;
@@ -22,8 +22,10 @@ pub(crate) struct Begun {
     /// The newest transaction that it covers.
     upto: TxId,
     quarantined: Vec<InodeNo>,
-    /// Transactions of other domains, which are durable.
+    /// Transactions of other domains, which are durable, or of domains that have failed.
     peers: Frontier,
+    /// There are such domains among these.
+    peer_failed: bool,
     /// As the header counts.
     number: u64,
 }
@@ -150,17 +152,22 @@ impl Domain {
         let number_of_this = self.checkpointing.begin();
         let upto = self.committed_tx();
         // before `peer_txs`: let go when those are durable
-        let quarantined = std::mem::take(&mut *self.quarantined.lock());
+        let mut quarantined = std::mem::take(&mut *self.quarantined.lock());
         // other domains' sides of our cross-domain operations must survive without our journal
         let peers = self.peer_txs.lock().clone();
+        let mut peer_failed = false;
         for (d, t) in peers.iter() {
             if !planted(Bug::PeersForgotten) {
-                // a failed peer keeps its own journal; ours goes on
-                let _ = self.peers.commit_upto(d, t);
+                // The journal of this one goes on all the same, and the next mount is told. What the failed domain takes back may
+                // hang in directories that are gone here: their numbers stay theirs.
+                peer_failed |= self.peers.commit_upto(d, t).is_err();
             }
         }
+        if peer_failed {
+            self.quarantined.lock().append(&mut quarantined);
+        }
         let number = self.header.lock().header.checkpoint.get().saturating_add(1);
-        Ok(Begun { number_of_this, upto, quarantined, peers, number })
+        Ok(Begun { number_of_this, upto, quarantined, peers, peer_failed, number })
     }
 
     /// The second step: the home tables, but for a flush of the domain's devices, which must follow.
@@ -189,6 +196,9 @@ impl Domain {
     }
 
     fn move_tail(&self, begun: &Begun, h: &mut DomainHeader, tail: u64) {
+        if begun.peer_failed {
+            h.flags = (h.flags.get() | PEER_FAILED).into();
+        }
         h.tail_pos = tail.into();
         h.head_pos = self.journal.head().into();
         h.checkpointed_tx = begun.upto.0.into();
@@ -282,6 +292,19 @@ impl Domain {
         self.header.lock().header.flags.get() & NEEDS_GC != 0
     }
 
+    /// Whether a checkpoint passed the failure of another domain ([`PEER_FAILED`]), and no mount has compared the links since.
+    pub fn has_passed_failure(&self) -> bool {
+        self.header.lock().header.flags.get() & PEER_FAILED != 0
+    }
+
+    /// All links across domains were compared, and what that changed is in the tables.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub fn forget_passed_failure(&self) -> Result<()> {
+        self.write_header(|h| h.flags = (h.flags.get() & !PEER_FAILED).into())
+    }
+
     /// Commits and checkpoints until an operation may enter again: done by the thread that needs the room.
     ///
     /// # Errors
@@ -323,10 +346,12 @@ impl Domain {
     }
 
     /// The header as a proper unmount leaves it, where all is checkpointed and no inode is unlinked and open. What came into
-    /// the journal after the checkpoint began is in no home table: where there is such, the next mount replays it.
+    /// the journal after the checkpoint began is in no home table: where there is such, the next mount replays it. Nor is it clean
+    /// where another domain's failure was passed.
     pub(crate) fn mark_clean(&self, h: &mut DomainHeader) {
         self.mark_scratch_at_rest(h);
-        if self.orphans.is_empty() && !self.first_pos.lock().has_newer(h.checkpointed_tx.get()) {
+        let passed = h.flags.get() & PEER_FAILED != 0;
+        if !passed && self.orphans.is_empty() && !self.first_pos.lock().has_newer(h.checkpointed_tx.get()) {
             h.tail_pos = h.head_pos;
             h.flags = (h.flags.get() | CLEAN).into();
         }
@@ -334,7 +359,8 @@ impl Domain {
 
     /// Whether a header could be clean ([`Self::mark_clean`]), and the newest one is not.
     pub(crate) fn is_left_unclean(&self) -> bool {
-        self.failed().is_none() && self.orphans.is_empty() && self.header.lock().header.flags.get() & CLEAN == 0
+        let flags = self.header.lock().header.flags.get();
+        self.failed().is_none() && self.orphans.is_empty() && flags & (CLEAN | PEER_FAILED) == 0
     }
 
     /// The header before its time: a planted bug.

@@ -123,7 +123,8 @@ impl MountedVolume {
     /// An object that a crash brings back moves into `dir`: the directories above it that were never durable, and live in
     /// other domains than the object, are made durable first. Else a crash could keep the object's move and lose the only
     /// place where it hangs. So, too, are those of the object's own domain where an inode of another domain moves it
-    /// (`moved_by`, in an exchange). Not inside a gate; one of the rare commits in the foreground.
+    /// (`moved_by`, in an exchange). Not inside a gate; one of the rare commits in the foreground. The error is that of a domain that has
+    /// failed, with a directory that never was durable.
     ///
     /// An object that nothing has written yet needs none of that, as long as it stays so: the caller asks the answer again
     /// ([`Unwritten::holds`]) when it has entered the gate and locked the object.
@@ -148,10 +149,9 @@ impl MountedVolume {
             if at.ino == InodeNo::ROOT || !seen.insert(at.ino) {
                 return Ok(());
             }
-            if (!alone || at.domain != child.domain)
-                && self.dom(at.domain).failed().is_none()
-                && !self.ever_durable(at)?
-            {
+            if (!alone || at.domain != child.domain) && !self.ever_durable(at)? {
+                // of one that has failed the next mount takes the directory back, and would take what is in it along
+                self.dom(at.domain).check_failed()?;
                 let Some(dir) = self.find(dir.ino)?.filter(|c| c.is(dir.inode())) else { return Ok(()) };
                 return self.sync_by_commit(&dir);
             }

@@ -24,6 +24,7 @@ use braidfs_device::Device;
 use braidfs_format::BLOCK_BYTES;
 use braidfs_format::block::{BlockKind, other_copy_lost};
 use braidfs_format::domain::{CLEAN, DomainHeader, FAILED};
+use braidfs_format::node::{OVERFLOW, REMOTE};
 use braidfs_format::super_block::SuperBlock;
 use braidfs_sync::{Mutex, RwLock, ablation, membarrier};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -283,8 +284,12 @@ impl MountedVolume {
     }
 
     /// Completes recovery, makes it durable, and marks the domains as in use.
-    fn start(self: &Arc<Self>, recovered: Vec<Recovered>, holding: bool) -> Result<()> {
-        let dirty = recovered.iter().any(|r| r.dirty);
+    fn start(self: &Arc<Self>, mut recovered: Vec<Recovered>, holding: bool) -> Result<()> {
+        let passed = self.domains.iter().any(|d| d.has_passed_failure());
+        if passed {
+            self.compare_all_links(&mut recovered)?;
+        }
+        let dirty = passed || recovered.iter().any(|r| r.dirty);
         if dirty {
             let n: usize = recovered.iter().map(|r| r.transactions).sum();
             tracing::info!("recovering: {n} transactions replayed");
@@ -293,7 +298,14 @@ impl MountedVolume {
             self.store.flush()?;
             self.mark_recovery_begun()?;
             let judged = self.reconcile(recovered)?;
-            planted::in_order(Bug::JudgedEarly, || self.commit_recovered(), || self.forget_judged(&judged))?;
+            let commit = || {
+                self.commit_recovered()?;
+                // What was judged is forgotten once all that followed from it is durable, of domains too that have left that to their
+                // tables. And the next transactions may have to be in the journals, with their lists of orphans.
+                let lacks = |d: &Arc<Domain>| d.failed().is_none() && d.lacks_journal_for(judged.len());
+                if !judged.is_empty() && self.domains.iter().any(lacks) { self.checkpoint_all() } else { Ok(()) }
+            };
+            planted::in_order(Bug::JudgedEarly, commit, || self.forget_judged(&judged))?;
         }
         self.shared.recovering.store(false, Ordering::Relaxed);
         // the GC of an earlier mount has not finished: entries may be stale still
@@ -311,6 +323,26 @@ impl MountedVolume {
                 tracing::warn!("a superblock besides the one that counts tells of another size: {e}");
             }
             self.checkpoint_all()?;
+        }
+        // what such a domain takes back is not known before it works again
+        if passed && self.domains.iter().all(|d| d.failed().is_none()) {
+            self.domains.iter().filter(|d| d.has_passed_failure()).try_for_each(|d| d.forget_passed_failure())?;
+        }
+        Ok(())
+    }
+
+    /// A domain has failed, and others went on without what it had not committed, beyond what their journals tell: recovery compares
+    /// every link to another domain.
+    fn compare_all_links(&self, recovered: &mut [Recovered]) -> Result<()> {
+        tracing::info!("a domain had failed: all links between domains are compared");
+        for (d, r) in self.domains.iter().zip(recovered).filter(|(d, _)| d.failed().is_none()) {
+            r.remote.clear();
+            d.nodes.for_each_used(&mut |n, e| {
+                if e.flags & (OVERFLOW | REMOTE) == REMOTE {
+                    r.remote.push(n.inode());
+                }
+                Ok(())
+            })?;
         }
         Ok(())
     }

@@ -105,15 +105,9 @@ fn directories_move_beside_a_failed_domain() {
     let two = Two::new();
     let v = two.mount();
     let root = InodeNo::ROOT;
-    let dir = |parent, domain, name: &str| {
-        let mut all = (0..64)
-            .map(|i| format!("{name} {i}"))
-            .map(|n| (make(&v, parent, &n, FileKind::Dir).unwrap(), n.into_bytes()));
-        all.find(|d| v.domain_of(d.0).unwrap() == DomainId(domain)).unwrap()
-    };
-    let [a, b, c] = ["a", "b", "c"].map(|name| dir(root, 0, name));
-    let moved = dir(a.0, 1, "moved");
-    let below = dir(moved.0, 0, "below");
+    let [a, b, c] = ["a", "b", "c"].map(|name| dir_of(&v, root, 0, name));
+    let moved = dir_of(&v, a.0, 1, "moved");
+    let below = dir_of(&v, moved.0, 0, "below");
     let file = named(&v, b.0, 0, "file").0;
     v.sync().unwrap();
     v.rename(a.0, &moved.1, b.0, b"moved", RenameMode::Replace).unwrap();
@@ -133,6 +127,88 @@ fn directories_move_beside_a_failed_domain() {
     assert_eq!(path.iter().fold(root, |at, name| v.lookup(at, name).unwrap().ino), moved.0);
     assert_eq!((refused, later), ([true; 2], true));
     goes_on(v, file, &healthy, "moved");
+}
+
+/// A new directory of `domain`, and its name.
+fn dir_of(v: &Volume, parent: InodeNo, domain: u16, name: &str) -> (InodeNo, Vec<u8>) {
+    let mut all =
+        (0..64).map(|i| format!("{name} {i}")).map(|n| (make(v, parent, &n, FileKind::Dir).unwrap(), n.into_bytes()));
+    all.find(|d| v.domain_of(d.0).unwrap() == DomainId(domain)).unwrap()
+}
+
+/// A durable file does not go below a directory that the failed domain has made, and takes back: by a rename, a link, an exchange;
+/// with a directory of the sound domain between, too.
+#[test]
+fn a_file_stays_away_from_a_directory_that_is_taken_back() {
+    for how in ["rename", "link", "exchange"] {
+        let two = Two::new();
+        let v = two.mount();
+        let home = homes(&v)[&0].0;
+        let (old, name) = named(&v, home, 0, "old");
+        v.sync().unwrap();
+        let new = dir_of(&v, InodeNo::ROOT, 1, "new");
+        let between = dir_of(&v, new.0, 0, "between");
+        let other = named(&v, between.0, 0, "other").1;
+        fail(&two, &v);
+        let moved = match how {
+            "rename" => v.rename(home, &name, between.0, b"here", RenameMode::Replace),
+            "link" => v.link(old, between.0, b"here").map(drop).and_then(|()| v.unlink(home, &name)),
+            _ => v.rename(home, &name, between.0, &other, RenameMode::Exchange),
+        };
+        let _ = v.sync();
+        v.crash();
+        let healthy = two.healthy();
+        let v = Volume::mount(healthy.clone(), options()).unwrap();
+        assert_eq!(content(&v, old).unwrap(), fill(1, 0, 9000), "{how}");
+        assert_eq!(v.lookup(home, &name).unwrap().ino, old, "{how}");
+        assert!(is_refused(moved), "{how}");
+        goes_on(v, old, &healthy, how);
+    }
+}
+
+/// What the failed domain takes back is not in any journal any more when the others are checkpointed: the next mount compares all
+/// links across domains, and a check before it does, too.
+#[test]
+fn links_are_compared_behind_a_checkpoint_that_passed_a_failure() {
+    for (ends, first) in [("crash", "mount"), ("unmount", "mount"), ("unmount", "check")] {
+        let two = Two::new();
+        let v = two.mount();
+        let homes = homes(&v);
+        let (here, there) = (homes[&0].0, homes[&1].0);
+        let left = named(&v, here, 1, "left");
+        v.sync().unwrap();
+        // an entry in a directory of the domain that will fail, whose directory is durable: this is synced
+        let inside = dir_of(&v, there, 0, "inside");
+        let synced = named(&v, inside.0, 0, "synced");
+        v.fsync(synced.0, false).unwrap();
+        // a tree of which every other directory is taken back; a file of that domain that leaves a directory
+        let new = dir_of(&v, InodeNo::ROOT, 1, "new");
+        let below = dir_of(&v, new.0, 0, "below");
+        let lost = named(&v, below.0, 0, "lost").0;
+        v.rename(here, &left.1, here, b"moved", RenameMode::Replace).unwrap();
+        fail(&two, &v);
+        // the other one's journal tells of none of that any more
+        v.commit_domain(DomainId(0), true).unwrap();
+        v.write(&homes[&0].1, 0, b"one transaction more").unwrap();
+        drop(homes);
+        match ends {
+            "crash" => v.crash(),
+            _ => drop(v.unmount()),
+        }
+        let healthy = two.healthy();
+        if first == "check" {
+            repair(&healthy).unwrap();
+        }
+        let v = Volume::mount(healthy.clone(), options()).unwrap();
+        let named = |dir, name: &[u8]| v.lookup(dir, name).map(|a| a.ino).ok();
+        let what = format!("{ends}, then {first}");
+        assert_eq!(named(there, &inside.1), Some(inside.0), "{what}");
+        assert_eq!(named(inside.0, &synced.1), Some(synced.0), "{what}");
+        assert_eq!(named(here, &left.1), Some(left.0), "{what}");
+        assert_eq!(named(here, b"moved"), None, "{what}");
+        assert!(v.getattr(below.0).is_err() && v.getattr(lost).is_err(), "{what}");
+        goes_on(v, synced.0, &healthy, &what);
+    }
 }
 
 /// What an fsync of a file needs of the failed domain is nothing, though they had operations in common.
