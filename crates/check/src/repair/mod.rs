@@ -12,6 +12,7 @@
 mod layout;
 mod pairs;
 pub mod prepare;
+mod watched;
 
 use crate::error::Result;
 use crate::model::Model;

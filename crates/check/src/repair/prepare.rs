@@ -11,6 +11,7 @@ use crate::codes;
 use crate::error::Result;
 use crate::model::Model;
 use crate::parts::domain::{Domain, Group};
+use crate::repair::watched::WatchedDevice;
 use crate::report::{Finding, Log};
 use crate::rules::group::{has_owners, owners};
 use crate::rules::space::in_journal;
@@ -44,11 +45,22 @@ pub struct Prepared {
     left_alone: Vec<u16>,
 }
 
-/// Mends what a replay needs and replays the journals on `devices`.
+/// Mends what a replay needs and replays the journals on `devices`. Where one cannot be written, nothing of the journals is given up:
+/// they may hold.
 ///
 /// # Errors
 /// Of a device, or no volume.
 pub fn run(devices: &[Arc<dyn Device>], replay: &dyn Replay) -> Result<Prepared> {
+    let watched: Vec<Arc<WatchedDevice>> = devices.iter().map(|d| Arc::new(WatchedDevice::new(d.clone()))).collect();
+    let devices: Vec<Arc<dyn Device>> = watched.iter().map(|w| w.clone() as Arc<dyn Device>).collect();
+    replay_what_holds(&devices, replay, &|| Ok(watched.iter().try_for_each(|w| w.check_written())?))
+}
+
+fn replay_what_holds(
+    devices: &[Arc<dyn Device>],
+    replay: &dyn Replay,
+    check_written: &dyn Fn() -> Result<()>,
+) -> Result<Prepared> {
     let mut p = Prepared::default();
     let sound = tables_first(devices, &mut p)?;
     torn_copies(&mut p, &sound);
@@ -58,15 +70,17 @@ pub fn run(devices: &[Arc<dyn Device>], replay: &dyn Replay) -> Result<Prepared>
         Ok(traces) => return Ok(p.with_notes(traces)),
         Err(why) => why,
     };
+    check_written()?;
     tracing::info!("the journals cannot be replayed as they are: {first}");
     cut_journals(devices, &mut p)?;
     let e = match replay_volume(devices, replay, &p)? {
         Ok(traces) => return Ok(p.with_notes(traces)),
         Err(why) => why,
     };
+    check_written()?;
     p.log.domain = None;
     p.log.add(codes::REPLAY_FAILED, None, format!("{e}: every journal is replayed by itself"));
-    replay_tables(devices, replay, &mut p)?;
+    replay_tables(devices, replay, &mut p, check_written)?;
     Ok(p)
 }
 
@@ -231,11 +245,17 @@ fn doubt_space(store: &Store, log: &mut Log, journal: Option<(u64, u64)>, group:
 
 /// Replays the committed transactions of each domain by itself, into its tables only: what was synced since the last of
 /// them is given up and named. Names are left to the check.
-fn replay_tables(devices: &[Arc<dyn Device>], replay: &dyn Replay, p: &mut Prepared) -> Result<()> {
+fn replay_tables(
+    devices: &[Arc<dyn Device>],
+    replay: &dyn Replay,
+    p: &mut Prepared,
+    check_written: &dyn Fn() -> Result<()>,
+) -> Result<()> {
     let m = volume::read(devices)?;
     for d in m.domains.iter().filter(|d| is_dirty(d)) {
         let mut log = Log::of(d.number);
         if let Err(e) = replay_domain(&m, replay, d, &mut log) {
+            check_written()?;
             log.add(codes::REPLAY_FAILED, None, format!("the journal cannot be replayed ({e}) and is given up"));
             name_ring(&m.store, d, &mut log);
             super::give_up_journal(&m, d)?;

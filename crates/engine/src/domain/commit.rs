@@ -338,7 +338,8 @@ impl Domain {
     /// Whether recovery has left a transaction to the tables, or there may be too little room in the journal for another one, of so
     /// many inodes.
     pub(crate) fn lacks_journal_for(&self, inodes: usize) -> bool {
-        self.first_pos.lock().leaves_journal() || !self.journal.has_room(u32::try_from(8 + inodes / 32).unwrap_or(u32::MAX))
+        self.first_pos.lock().leaves_journal()
+            || !self.journal.has_room(u32::try_from(8 + inodes / 32).unwrap_or(u32::MAX))
     }
 
     /// [`Self::chunks`], where the commit record has room behind them.

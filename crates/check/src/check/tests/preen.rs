@@ -149,3 +149,25 @@ fn journals_are_replayed_or_left() {
     assert!(bytes(&crashed) == before, "something was written");
     assert_eq!(run(&crashed, &REPAIR).unfixed(), 0);
 }
+
+/// Only the device cannot be written: what is in the journals is not given up, and a later check replays it.
+#[test]
+fn journals_are_kept_where_the_device_cannot_be_written() {
+    use braidfs_device::{Effect, FaultDevice, Op, Rule};
+    for (op, skip) in [(Op::Write, 0), (Op::Write, 3), (Op::Write, 9), (Op::Flush, 1), (Op::Flush, 2)] {
+        for repair in [false, true] {
+            let base = crashed(4);
+            let faulty = Arc::new(FaultDevice::new(base.clone(), 1));
+            // all three ways to replay begin with such an error; what would give the journals up then meets none
+            faulty.add(Rule::new(op, Effect::Fail(28)).skip(skip).times(3));
+            let devices = [faulty as Arc<dyn Device>];
+            let refused = match repair {
+                true => check(&devices, &REPAIR, &JournalReplay, &|_, _, _| {}).map(drop),
+                false => preen(&devices, true, &Limits::default(), &JournalReplay, &|_, _, _| {}).map(drop),
+            };
+            assert!(matches!(refused, Err(crate::Error::Io(_))), "{op:?} {skip}: {refused:?}");
+            let r = preened(&base);
+            assert_eq!((r.files, r.findings), (4, vec![]), "{op:?} {skip}");
+        }
+    }
+}
