@@ -13,7 +13,9 @@ const BLOCK: u64 = 4096;
 #[track_caller]
 fn all_refuse(b: &Bench, name: &str, parts: &[&str]) {
     files_refuse(b, name, parts);
-    b.run(&["info", name]).fails(1, &[&[name][..], parts].concat());
+    for command in ["info", "label"] {
+        b.run(&[command, name]).fails(1, &[&[name][..], parts].concat());
+    }
 }
 
 /// Every command that looks into files does.

@@ -23,31 +23,37 @@ impl Volume {
     /// superblock, space and domains: files of a volume in use may change while they are read.
     ///
     /// # Errors
-    /// As [`Volume::mount`]. [`Error::Busy`]: it changed each time while it was looked at.
+    /// As [`Volume::mount`]. [`Error::Busy`]: it changed each time while it was looked at, and was a volume the last time.
     pub fn look_at(devices: &[Arc<dyn Device>]) -> Result<Volume> {
         let options =
             MountOptions { read_only: true, background: false, checkpoint_only: true, ..MountOptions::default() };
         let mut pause = Duration::from_millis(1);
-        let mut last = None;
+        let (mut last, mut error) = (None, None);
         for _ in 0..TRIES {
             let before = stamp(devices);
             let looked = Volume::mount(devices.to_vec(), options.clone());
-            let after = stamp(devices);
-            match (before, looked, after) {
-                (Ok(before), Ok(volume), Ok(after)) if before == after => return Ok(volume),
+            let still = before == stamp(devices);
+            error = match looked {
+                Ok(volume) if still && before.is_ok() => return Ok(volume),
+                Ok(_) => None,
                 // the same twice: it is not because it changes
-                (Ok(before), Err(e), Ok(after)) if before == after && last.as_ref() == Some(&before) => return Err(e),
-                (before, _, _) => last = before.ok(),
-            }
+                Err(e) if still && last.as_ref() == Some(&before) => return Err(e),
+                Err(e) => Some(e),
+            };
+            last = Some(before);
             std::thread::sleep(pause);
             pause = (pause * 2).min(PAUSE_MAX);
         }
-        Err(Error::Busy("the volume changes too fast to be looked at: try again".into()))
+        Err(error.unwrap_or_else(|| Error::Busy("the volume changes too fast to be looked at: try again".into())))
     }
 }
 
-/// Group table and domain headers, as they lie on the first device.
-fn stamp(devices: &[Arc<dyn Device>]) -> Result<Vec<u8>> {
+/// Group table and domain headers, as they lie on the first device; or why there are none, in words.
+fn stamp(devices: &[Arc<dyn Device>]) -> std::result::Result<Vec<u8>, String> {
+    tables(devices).map_err(|e| e.to_string())
+}
+
+fn tables(devices: &[Arc<dyn Device>]) -> Result<Vec<u8>> {
     let (sb, order) = read_super(devices)?;
     let mut all = Vec::new();
     let tables = u64::from(sb.groups.get()).div_ceil(u64::from(ENTRIES_PER_BLOCK));
