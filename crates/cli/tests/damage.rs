@@ -126,7 +126,12 @@ fn a_lost_superblock_comes_back_from_its_copy() {
     b.run(&["mkdir", "vol.img", "/kept"]).ok();
     let file = File::options().write(true).open(b.path("vol.img")).unwrap();
     file.write_all_at(&[0xff; BLOCK as usize], 0).unwrap();
-    b.run(&["fsck", "-fn", "vol.img"]).code(4);
+    let found = b.run(&["fsck", "-fn", "vol.img"]).code(4);
+    let told = "vol.img: does not hold (no braidfs magic), its replica does";
+    assert!(found.out.contains("superblock at block 0 of ") && found.out.contains(told), "{found:#?}");
+    assert!(!found.out.contains("not a braidfs volume"), "{found:#?}");
+    let warned = b.run(&["ls", "vol.img"]).ok().err;
+    assert!(warned.contains("repair with `braidfs fsck -p ") && !warned.contains("not a braidfs"), "{warned}");
     b.run(&["fsck", "-fy", "vol.img"]).code(1);
     b.run(&["fsck", "-f", "vol.img"]).ok();
     assert_eq!(b.run(&["ls", "vol.img"]).ok().out, "kept\n");

@@ -9,6 +9,8 @@ use crate::{BLOCK_BYTES, Corrupt, FORMAT_VERSION, Geometry};
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+/// Why a block holds no superblock that was never one.
+pub const NO_MAGIC: &str = "no braidfs magic";
 /// Most devices of a volume.
 pub const MAX_DEVICES: usize = 16;
 /// Most blocks of a device.
@@ -197,7 +199,7 @@ impl SuperBlock {
             return bad(format!("{} bytes", block.len()));
         };
         if s.header.magic.get() != crate::block::MAGIC {
-            return bad("no braidfs magic: this is not a braidfs volume".into());
+            return bad(NO_MAGIC.into());
         }
         open(block, BlockKind::Super, s.volume_id(), addr)?;
         if s.version.get() != FORMAT_VERSION {

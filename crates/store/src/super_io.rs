@@ -6,7 +6,7 @@
 use crate::{Error, Result};
 use braidfs_device::{BLOCK_BYTES, Device};
 use braidfs_format::Corrupt;
-use braidfs_format::super_block::SuperBlock;
+use braidfs_format::super_block::{NO_MAGIC, SuperBlock};
 use std::sync::Arc;
 
 /// Reads the superblock of one device: block 0, else the replica in the last block.
@@ -22,11 +22,26 @@ pub fn read_one(device: &Arc<dyn Device>) -> Result<SuperBlock> {
     let last = device.blocks() - 1;
     match read_at(device, last) {
         Ok(sb) => {
-            tracing::warn!(device = %device.name(), block = last, error = %why, "superblock is bad, using its replica");
+            let (name, why) = (device.name(), why_alone(&why, &device.name()));
+            tracing::warn!(
+                "the superblock at block 0 of {name} does not hold ({why}), its replica at block {last} does: repair with \
+                 `braidfs fsck -p {name}`"
+            );
             Ok(sb)
         }
-        Err(_) => Err(why),
+        Err(_) => Err(match why {
+            Error::Corrupt(c) if c.why.ends_with(NO_MAGIC) => {
+                Corrupt::new(c.what, format!("{}: this is not a braidfs volume", c.why)).into()
+            }
+            why => why,
+        }),
     }
+}
+
+/// Why a superblock does not hold, for who names the device before: [`read_at`] names it, too.
+pub fn why_alone(e: &Error, device: &str) -> String {
+    let Error::Corrupt(c) = e else { return e.to_string() };
+    c.why.strip_prefix(device).and_then(|why| why.strip_prefix(": ")).unwrap_or(&c.why).to_owned()
 }
 
 /// Decodes the superblock at `block` of `device`; errors name the device.

@@ -15,7 +15,11 @@ pub fn superblock(store: &Store, log: &mut Log, sb: &SuperBlock, device: usize, 
     let why = match super_io::read_at(d, addr) {
         Ok(s) if same(&s, sb, device as u16) => return true,
         Ok(_) => "differs from the others".to_string(),
-        Err(e) => e.to_string(),
+        Err(e) => {
+            // a device of which neither holds is none of a volume
+            let other = if addr == 0 { "its replica" } else { "that at block 0" };
+            format!("does not hold ({}), {other} does", super_io::why_alone(&e, &d.name()))
+        }
     };
     log.add(codes::SUPER_COPY, None, format!("superblock at block {addr} of {}: {why}", d.name()));
     false
