@@ -16,12 +16,12 @@ pub const MINOR_MIN: u32 = 31;
 /// Declares `pub mod op` and a name for the log.
 macro_rules! opcodes {
     ($($name:ident = $n:literal),* $(,)?) => {
-        /// Operation codes that are served.
+        /// Operation codes: those that are served, and others that the kernel may ask once.
         pub mod op {
             $(pub const $name: u32 = $n;)*
             /// For the log.
             pub fn name(code: u32) -> &'static str {
-                match code { $($n => stringify!($name),)* _ => "?" }
+                match code { $($name => stringify!($name),)* _ => "?" }
             }
         }
     };
@@ -30,38 +30,34 @@ macro_rules! opcodes {
 opcodes! {
     LOOKUP = 1, FORGET = 2, GETATTR = 3, SETATTR = 4, READLINK = 5, SYMLINK = 6, MKNOD = 8, MKDIR = 9, UNLINK = 10,
     RMDIR = 11, RENAME = 12, LINK = 13, OPEN = 14, READ = 15, WRITE = 16, STATFS = 17, RELEASE = 18, FSYNC = 20,
-    SETXATTR = 21, GETXATTR = 22, LISTXATTR = 23, REMOVEXATTR = 24, INIT = 26, OPENDIR = 27,
-    READDIR = 28, RELEASEDIR = 29, FSYNCDIR = 30, CREATE = 35, INTERRUPT = 36, DESTROY = 38,
-    IOCTL = 39, BATCH_FORGET = 42, FALLOCATE = 43, READDIRPLUS = 44, RENAME2 = 45, LSEEK = 46,
-    COPY_FILE_RANGE = 47, SYNCFS = 50, TMPFILE = 51, STATX = 52, COPY_FILE_RANGE_64 = 53,
+    SETXATTR = 21, GETXATTR = 22, LISTXATTR = 23, REMOVEXATTR = 24, FLUSH = 25, INIT = 26, OPENDIR = 27,
+    READDIR = 28, RELEASEDIR = 29, FSYNCDIR = 30, GETLK = 31, SETLK = 32, SETLKW = 33, ACCESS = 34, CREATE = 35,
+    INTERRUPT = 36, BMAP = 37, DESTROY = 38, IOCTL = 39, POLL = 40, NOTIFY_REPLY = 41, BATCH_FORGET = 42, FALLOCATE = 43, READDIRPLUS = 44, RENAME2 = 45, LSEEK = 46,
+    COPY_FILE_RANGE = 47, SETUPMAPPING = 48, REMOVEMAPPING = 49, SYNCFS = 50, TMPFILE = 51, STATX = 52, COPY_FILE_RANGE_64 = 53,
 }
 
-/// INIT flags, both halves as one number.
-pub mod init {
-    pub const ASYNC_READ: u64 = 1 << 0;
-    pub const ATOMIC_O_TRUNC: u64 = 1 << 3;
-    pub const EXPORT_SUPPORT: u64 = 1 << 4;
-    pub const BIG_WRITES: u64 = 1 << 5;
-    pub const DONT_MASK: u64 = 1 << 6;
-    pub const HAS_IOCTL_DIR: u64 = 1 << 11;
-    pub const DO_READDIRPLUS: u64 = 1 << 13;
-    pub const ASYNC_DIO: u64 = 1 << 15;
-    pub const WRITEBACK_CACHE: u64 = 1 << 16;
-    pub const NO_OPEN_SUPPORT: u64 = 1 << 17;
-    pub const PARALLEL_DIROPS: u64 = 1 << 18;
-    pub const POSIX_ACL: u64 = 1 << 20;
-    pub const MAX_PAGES: u64 = 1 << 22;
-    pub const CACHE_SYMLINKS: u64 = 1 << 23;
-    pub const NO_OPENDIR_SUPPORT: u64 = 1 << 24;
-    pub const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
-    pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
-    pub const SETXATTR_EXT: u64 = 1 << 29;
-    pub const INIT_EXT: u64 = 1 << 30;
-    pub const CREATE_SUPP_GROUP: u64 = 1 << 34;
-    pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
-    pub const NO_EXPORT_SUPPORT: u64 = 1 << 38;
-    pub const ALLOW_IDMAP: u64 = 1 << 40;
-    pub const OVER_IO_URING: u64 = 1 << 41;
+/// Declares `pub mod init` and names for the log.
+macro_rules! init_flags {
+    ($($name:ident = $bit:literal),* $(,)?) => {
+        /// INIT flags, both halves as one number.
+        pub mod init {
+            $(pub const $name: u64 = 1 << $bit;)*
+            /// The names of those in `flags`, as of `linux/fuse.h`, for the log.
+            pub fn names(flags: u64) -> String {
+                let all = [$(($name, stringify!($name))),*];
+                let set = all.iter().filter(|(flag, _)| flags & flag != 0).map(|(_, name)| *name);
+                set.collect::<Vec<_>>().join(",")
+            }
+        }
+    };
+}
+
+init_flags! {
+    ASYNC_READ = 0, ATOMIC_O_TRUNC = 3, EXPORT_SUPPORT = 4, BIG_WRITES = 5, DONT_MASK = 6, HAS_IOCTL_DIR = 11,
+    DO_READDIRPLUS = 13, ASYNC_DIO = 15, WRITEBACK_CACHE = 16, NO_OPEN_SUPPORT = 17, PARALLEL_DIROPS = 18,
+    POSIX_ACL = 20, MAX_PAGES = 22, CACHE_SYMLINKS = 23, NO_OPENDIR_SUPPORT = 24, EXPLICIT_INVAL_DATA = 25,
+    HANDLE_KILLPRIV_V2 = 28, SETXATTR_EXT = 29, INIT_EXT = 30, CREATE_SUPP_GROUP = 34, DIRECT_IO_ALLOW_MMAP = 36,
+    NO_EXPORT_SUPPORT = 38, ALLOW_IDMAP = 40, OVER_IO_URING = 41,
 }
 
 /// SETATTR `valid` bits.

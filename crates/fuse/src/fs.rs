@@ -141,7 +141,7 @@ pub(crate) fn negotiate(
         flags2: (flags >> 32) as u32,
         unused: [0; 7],
     });
-    tracing::info!(minor = old.minor, flags = format_args!("{flags:#x}"), opens, "FUSE connection is up");
+    tracing::info!(minor = old.minor, flags = init::names(flags), opens, "FUSE connection is up");
     Ok(Negotiated { flags, minor: old.minor })
 }
 
@@ -433,7 +433,7 @@ impl BraidFs {
 /// The errno that an error is told as. What the user cannot have caused goes to the log.
 pub(crate) fn errno(e: Error) -> Errno {
     if matches!(e, Error::Io(_) | Error::Corrupt(_) | Error::DomainFailed { .. }) {
-        tracing::error!(error = %e, "operation failed");
+        crate::failed::tell(&e);
     }
     Errno::from_raw_os_error(e.errno())
 }

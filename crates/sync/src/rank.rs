@@ -320,6 +320,8 @@ ranks! {
     AnsweredProcesses = 11, "counters" 1, One, (): "processes answered later";
     /// How many slow operations were told.
     SlowLog = 11, "slow operations" 0, One, (): "log of slow operations";
+    /// Which failures were told.
+    FailureLog = 11, "failures" 0, One, (): "log of failures";
     /// Samples that are fetched in parts.
     Samples = 11, "samples" 0, One, (): "kept samples";
     /// What a tenant has asked of the device, and who waits for it.

@@ -42,7 +42,9 @@ impl BraidFs {
                 Ok(t) => tell(&mut said, t),
                 Err(e) => {
                     said.errno = e.errno().unsigned_abs();
-                    said.text = short(&e.to_string());
+                    // why, without that it is busy, which the others of a volume are not
+                    let why = if let Error::Busy(why) = &e { why.clone() } else { e.to_string() };
+                    said.text = short(&why);
                 }
             }
             drop(vol);
