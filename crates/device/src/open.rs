@@ -58,7 +58,7 @@ pub enum OpenError {
         path: PathBuf,
     },
     /// Wanted for writing, but read-only.
-    #[error("{}: is read-only; open the volume read-only, or make the device writable", .path.display())]
+    #[error("{}: is read-only; mount it with `-o ro`, or make the device writable", .path.display())]
     ReadOnly {
         /// As it was given.
         path: PathBuf,

@@ -190,7 +190,7 @@ fn a_device_that_is_too_small_is_said_so() {
     format(&all, &[64], 1);
     let v = mount(&all);
     match v.grow(NewSize::Bytes(65 * MIB)) {
-        Err(Error::Size(why)) => assert!(why.contains("67108864 bytes only"), "{why}"),
+        Err(Error::Size(why)) => assert!(why.contains("67108864 bytes (64.0 MiB) only"), "{why}"),
         other => panic!("{other:?}"),
     }
     close(v, &all);

@@ -6,7 +6,7 @@
 //! leaves the old volume, of which the new device is no part whatever its own superblock says, or the new one.
 
 use super::Volume;
-use super::resize::{bytes, most_groups};
+use super::resize::{bytes, most_groups, size_text};
 use super::trim::discard_device;
 use crate::error::{Error, Result};
 use crate::planted::{self, Bug};
@@ -125,10 +125,10 @@ fn with_device(old: &SuperBlock, device: &Arc<dyn Device>) -> Result<SuperBlock>
     }
     let (start, uuid) = (DeviceEntry::groups_from(blocks, 0), *uuid::Uuid::new_v4().as_bytes());
     let entry = DeviceEntry::lay_out(uuid, blocks, 0, old.groups.get(), geometry).ok_or_else(|| {
-        let least = bytes(start + u64::from(geometry.least_group()) + 1);
-        let has = bytes(blocks);
+        let least = size_text(bytes(start + u64::from(geometry.least_group()) + 1));
+        let has = size_text(bytes(blocks));
         Error::Size(format!(
-            "{} has {has} bytes, too few for a block group of this volume: the least size is {least} bytes",
+            "{} has {has}, too few for a block group of this volume: the least size is {least}",
             device.name()
         ))
     })?;
@@ -137,8 +137,8 @@ fn with_device(old: &SuperBlock, device: &Arc<dyn Device>) -> Result<SuperBlock>
     let all = u32::try_from(all).ok().filter(|n| u64::from(*n) <= room).ok_or_else(|| {
         let left = room.saturating_sub(u64::from(old.groups.get())) * u64::from(geometry.group_blocks());
         Error::Size(format!(
-            "the volume's group table has room for {room} groups: a device more can have {} bytes at most",
-            if left == 0 { 0 } else { bytes(start + left + 1) }
+            "the volume's group table has room for {room} groups: a device more can have {} at most",
+            size_text(if left == 0 { 0 } else { bytes(start + left + 1) })
         ))
     })?;
     sb.devices = (number as u16 + 1).into();

@@ -8,6 +8,7 @@ use super::MountedVolume;
 use super::kept::Kept;
 use super::need::Need;
 use super::relocate::LOOK;
+use super::resize::size_text;
 use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::nodes::Closing;
@@ -85,8 +86,8 @@ impl<'a> End<'a> {
         if self.leaves {
             return Error::Size(format!("the device cannot leave: {why} (block group {group})"));
         }
-        let least = self.volume.least_with(group);
-        Error::Size(format!("block group {group} cannot leave: {why}; the least size is {least} bytes"))
+        let least = size_text(self.volume.least_with(group));
+        Error::Size(format!("block group {group} cannot leave: {why}; the least size is {least}"))
     }
 
     /// No inode is given out behind the end any more, where all that is there can leave.

@@ -66,8 +66,8 @@ impl Volume {
         let blocks = wanted(device, before, size)?;
         if blocks < before {
             return Err(Error::Size(format!(
-                "that is no growth: the volume uses {} bytes of {}",
-                bytes(before),
+                "that is no growth: the volume uses {} of {}",
+                size_text(bytes(before)),
                 device.name()
             )));
         }
@@ -111,6 +111,18 @@ pub(super) fn most_groups(sb: &SuperBlock) -> u64 {
     room.min(u64::from(sb.groups.get()).saturating_mul(4).max(1 << 20))
 }
 
+/// `13012992 bytes (12.4 MiB)`: exact for who types it, and readable.
+pub(super) fn size_text(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    match (0..UNITS.len()).rev().find(|&u| bytes >> (10 * (u + 1)) > 0) {
+        Some(unit) => {
+            let scaled = bytes as f64 / (1u64 << (10 * (unit + 1))) as f64;
+            format!("{bytes} bytes ({scaled:.1} {})", UNITS[unit])
+        }
+        None => format!("{bytes} bytes"),
+    }
+}
+
 pub(super) fn bytes(blocks: u64) -> u64 {
     blocks.saturating_mul(BLOCK_BYTES as u64)
 }
@@ -139,15 +151,15 @@ pub(super) fn with_blocks(old: &SuperBlock, last: usize, blocks: u64, smaller: b
         false => geometry.groups_on(usable),
     };
     if groups == 0 {
-        let least = bytes(entry.data_start.get() + u64::from(geometry.group_blocks()) + 1);
-        return Err(Error::Size(format!("too small for a block group: the least size is {least} bytes")));
+        let least = size_text(bytes(entry.data_start.get() + u64::from(geometry.group_blocks()) + 1));
+        return Err(Error::Size(format!("too small for a block group: the least size is {least}")));
     }
     let room = most_groups(old);
     let all = u64::from(entry.first_group.get()) + groups;
     let all = u32::try_from(all).ok().filter(|n| u64::from(*n) <= room).ok_or_else(|| {
         let here = (room - u64::from(entry.first_group.get())) * u64::from(geometry.group_blocks());
-        let most = bytes(entry.data_start.get() + here + 1);
-        Error::Size(format!("its group table has room for {room} groups: this device can have {most} bytes at most"))
+        let most = size_text(bytes(entry.data_start.get() + here + 1));
+        Error::Size(format!("its group table has room for {room} groups: this device can have {most} at most"))
     })?;
     entry.blocks = blocks.into();
     entry.groups = (all - entry.first_group.get()).into();
@@ -162,7 +174,7 @@ pub(super) fn with_blocks(old: &SuperBlock, last: usize, blocks: u64, smaller: b
 fn extend(device: &dyn Device, blocks: u64) -> Result<()> {
     device.extend(blocks).map_err(|e| match e.kind() {
         std::io::ErrorKind::Unsupported => {
-            Error::Size(format!("{} has {} bytes only", device.name(), bytes(device.blocks())))
+            Error::Size(format!("{} has {} only", device.name(), size_text(bytes(device.blocks()))))
         }
         _ => Error::Io(e),
     })
