@@ -202,6 +202,13 @@ fn manual_pages_are_written() {
     let page = String::from_utf8(b.read("pages/man8/braidfs-mkfs.8")).unwrap();
     assert!(page.contains(".TH") && page.contains("domains"), "{page}");
     assert!(b.path("pages/man8/braidfs.8").exists() && !b.path("pages/braidfs-man.8").exists());
+    assert!(page.contains(r"[\fB\-\-size\fR\ \fIBYTES\fR]") && page.contains(r" \fIDEVICE...\fR"), "{page}");
+    assert!(page.contains("BRAIDFS_LOG"), "{page}");
+    let fsck = String::from_utf8(b.read("pages/man8/fsck.braidfs.8")).unwrap();
+    assert!(fsck.contains(r"[\fB\-p\fR]") && fsck.contains(r"[also \-a, \-\-auto]"), "{fsck}");
+    // a directory that is there was meant
+    b.run(&["man", "no/such"]).fails(1, &["no/such", "no such file"]);
+    assert!(!b.path("no").exists());
 }
 
 /// Whether the page has the option, as one of its own or in the text of a command.

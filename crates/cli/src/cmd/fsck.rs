@@ -33,7 +33,7 @@ pub struct Args {
     #[arg(short = 'y', long, conflicts_with = "preen")]
     yes: bool,
     /// Repair, for boot scripts, only what loses nothing; silent where nothing was wrong
-    #[arg(short = 'p', short_alias = 'a', visible_alias = "auto")]
+    #[arg(short = 'p', visible_short_alias = 'a', visible_alias = "auto")]
     preen: bool,
     /// Check even a volume that is marked clean
     #[arg(short, long)]

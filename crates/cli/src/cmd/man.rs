@@ -33,8 +33,13 @@ pub fn run(args: &Args, root: clap::Command) -> Outcome {
         std::fs::create_dir_all(&dir)?;
         std::fs::write(dir.join(format!("{title}.{section}")), page)
     };
+    // the directory above is there, or was written wrong
+    if !args.dir.is_dir() {
+        std::fs::create_dir(&args.dir).map_err(fail)?;
+    }
     let mut root = root;
     root.build();
+    let root = with_aliases(root);
     for page in pages(&root) {
         write(&page.title, "8", &page.text(&date).map_err(fail)?).map_err(fail)?;
     }
@@ -90,7 +95,7 @@ impl Page {
         let mut out = Vec::new();
         man.render_title(&mut out)?;
         man.render_name_section(&mut out)?;
-        man.render_synopsis_section(&mut out)?;
+        writeln!(out, ".SH SYNOPSIS\n{}", synopsis(&self.command))?;
         man.render_description_section(&mut out)?;
         man.render_options_section(&mut out)?;
         if self.sub.is_empty() {
@@ -104,6 +109,90 @@ impl Page {
     }
 }
 
+/// With the other names of each option in what is said of it, in all commands.
+fn with_aliases(command: clap::Command) -> clap::Command {
+    let named = |a: clap::Arg| {
+        let short = a.get_visible_short_aliases().unwrap_or_default().into_iter().map(|c| format!("-{c}"));
+        let long = a.get_visible_aliases().unwrap_or_default().into_iter().map(|name| format!("--{name}"));
+        let names: Vec<String> = short.chain(long).collect();
+        if names.is_empty() {
+            return a;
+        }
+        let help = a.get_help().map(ToString::to_string).unwrap_or_default();
+        a.help(format!("{help} [also {}]", names.join(", ")))
+    };
+    command.mut_args(named).mut_subcommands(with_aliases)
+}
+
+/// How a command is called: with the value of each option, and what may be there several times.
+fn synopsis(command: &clap::Command) -> String {
+    let mut words = vec![format!("\\fB{}\\fR", plain(command.get_bin_name().unwrap_or(command.get_name())))];
+    let shown = |a: &&clap::Arg| !a.is_hide_set();
+    let choices: Vec<_> = command.get_groups().filter(|g| g.is_required_set() && !(*g).clone().is_multiple()).collect();
+    let chosen = |a: &&clap::Arg| choices.iter().any(|g| g.get_args().any(|id| id == a.get_id()));
+    let mut options: Vec<_> = command.get_opts().chain(flags(command)).filter(shown).filter(|a| !chosen(a)).collect();
+    // those of every command come last
+    options.sort_by_key(|a| (a.get_id() == "help", a.is_global_set()));
+    for option in options {
+        words.push(if option.is_required_set() { names_of(option) } else { format!("[{}]", names_of(option)) });
+    }
+    for choice in &choices {
+        let one = |id: &clap::Id| command.get_arguments().find(|a| a.get_id() == id).filter(shown).map(names_of);
+        let all: Vec<String> = choice.get_args().filter_map(one).collect();
+        if !all.is_empty() {
+            words.push(format!("{{{}}}", all.join("|\\:")));
+        }
+    }
+    for place in command.get_positionals().filter(shown) {
+        let values = values_of(place);
+        // what has several names is all of them, though calls by the program itself have none
+        let required = place.is_required_set() || place.get_value_names().is_some_and(|names| names.len() > 1);
+        words.push(if required { values } else { format!("[{values}]") });
+    }
+    if command.has_subcommands() {
+        words.push("\\fICOMMAND\\fR".into());
+    }
+    words.join(" ")
+}
+
+fn flags(command: &clap::Command) -> impl Iterator<Item = &clap::Arg> {
+    command.get_arguments().filter(|a| !a.is_positional() && !a.get_action().takes_values())
+}
+
+/// `-s|--size BYTES`.
+fn names_of(option: &clap::Arg) -> String {
+    let names =
+        option.get_short().map(|c| format!("-{c}")).into_iter().chain(option.get_long().map(|l| format!("--{l}")));
+    let names: Vec<String> = names.map(|n| format!("\\fB{}\\fR", plain(&n))).collect();
+    let names = names.join("|\\:");
+    if !option.get_action().takes_values() {
+        return names;
+    }
+    let optional = option.get_num_args().is_some_and(|n| n.min_values() == 0);
+    let (values, equals) = (values_of(option), option.is_require_equals_set());
+    // no line breaks before a value
+    match (optional, equals) {
+        (false, false) => format!("{names}\\ {values}"),
+        (false, true) => format!("{names}={values}"),
+        (true, false) => format!("{names}\\ [{values}]"),
+        (true, true) => format!("{names}[={values}]"),
+    }
+}
+
+/// `DEVICE...`: what an option, or a place of its own, takes.
+fn values_of(of: &clap::Arg) -> String {
+    let mut names: Vec<String> = match of.get_value_names() {
+        Some(names) => names.iter().map(ToString::to_string).collect(),
+        None => vec![of.get_id().as_str().to_uppercase()],
+    };
+    let several = of.is_positional() && matches!(of.get_action(), clap::ArgAction::Append);
+    if several || of.get_num_args().is_some_and(|n| n.max_values() > names.len()) {
+        // of several names the last one stands for one thing
+        names[0] += "...";
+    }
+    names.iter().map(|n| format!("\\fI{}\\fR", plain(n))).collect::<Vec<_>>().join("\\ ")
+}
+
 fn visible(of: &clap::Command) -> impl Iterator<Item = &clap::Command> {
     of.get_subcommands().filter(|s| !s.is_hide_set() && s.get_name() != "help")
 }
@@ -114,9 +203,7 @@ fn nested(command: &clap::Command, out: &mut Vec<u8>) -> std::io::Result<()> {
     let everywhere = |a: &clap::Arg| a.is_global_set() || a.get_id() == "help";
     let command = command.clone().mut_args(|a| if everywhere(&a) { a.hide(true) } else { a });
     let man = clap_mangen::Man::new(command.clone());
-    let mut text = b".na\n".to_vec();
-    man.render_synopsis_section(&mut text)?;
-    text.extend_from_slice(b".ad\n.PP\n");
+    let mut text = format!(".na\n{}\n.ad\n.PP\n", synopsis(&command)).into_bytes();
     man.render_description_section(&mut text)?;
     if command.get_arguments().any(|a| !a.is_hide_set()) {
         man.render_options_section(&mut text)?;
@@ -124,8 +211,7 @@ fn nested(command: &clap::Command, out: &mut Vec<u8>) -> std::io::Result<()> {
     writeln!(out, ".SS {}", plain(command.get_name()))?;
     // the headings of a page, and what stands above each
     let heading = |line: &&str| [".SH ", ".ie ", ".el "].iter().any(|h| line.starts_with(h));
-    // a line may break in an alternative of many options
-    let text = String::from_utf8_lossy(&text).replace("|\\fB", "|\\:\\fB");
+    let text = String::from_utf8_lossy(&text);
     text.lines().filter(|l| !heading(l)).try_for_each(|line| writeln!(out, "{line}"))
 }
 
