@@ -18,6 +18,17 @@ pub fn rewrite(mut args: Vec<OsString>) -> Vec<OsString> {
         b"fsck.braidfs" => Some("fsck"),
         _ => None,
     };
+    // As of e2fsprogs and util-linux. mkfs(8) has other uses for it where there is more.
+    if command.is_some() && matches!(&args[1..], [only] if only == "-V" || only == "--version") {
+        return vec!["braidfs".into(), "--version".into()];
+    }
+    // e2fsck's form: the descriptor by itself
+    if name == b"fsck.braidfs" {
+        let is_number = |a: &OsString| !a.is_empty() && a.as_bytes().iter().all(u8::is_ascii_digit);
+        if let Some(at) = args.windows(2).position(|two| two[0] == "-C" && is_number(&two[1])) {
+            args.remove(at + 1);
+        }
+    }
     if let Some(command) = command {
         args[0] = "braidfs".into();
         args.insert(1, command.into());
@@ -51,8 +62,17 @@ mod tests {
     }
 
     #[test]
+    fn helpers_tell_their_version() {
+        for name in ["mkfs.braidfs", "/sbin/mount.braidfs", "umount.braidfs", "fsck.braidfs"] {
+            assert_eq!(rewritten(&[name, "-V"]), ["braidfs", "--version"], "{name}");
+        }
+        assert_eq!(rewritten(&["fsck.braidfs", "-V", "x"]), ["braidfs", "fsck", "-V", "x"]);
+    }
+
+    #[test]
     fn the_progress_descriptor_of_fsck_is_dropped() {
         assert_eq!(rewritten(&["fsck.braidfs", "-a", "-C0", "x"]), ["braidfs", "fsck", "-a", "-C", "x"]);
+        assert_eq!(rewritten(&["fsck.braidfs", "-C", "0", "-f", "x"]), ["braidfs", "fsck", "-C", "-f", "x"]);
         assert_eq!(rewritten(&["braidfs", "ls", "-C0"]), ["braidfs", "ls", "-C0"]);
     }
 }

@@ -17,8 +17,8 @@ use braidfs_device::{
     open_claimed_devices,
 };
 use braidfs_fuse::{
-    DaemonError, DeadMount, Guard, Heir, Looked, MountConfig, Progress, Ready, SuperviseError, Supervised, TellDevices,
-    Upgradable, daemonize, dead_at, greeting, look_after, serve, supervise,
+    Cache, DaemonError, DeadMount, Guard, Heir, Looked, MountConfig, Progress, Ready, SuperviseError, Supervised,
+    TellDevices, Upgradable, daemonize, dead_at, greeting, look_after, serve, supervise,
 };
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::ffi::OsStr;
@@ -305,6 +305,12 @@ pub fn run_helper(args: &HelperArgs) -> Outcome {
     if spec.tenant.is_some() {
         return mount_tenant(std::slice::from_ref(&args.device), &args.mountpoint, &spec);
     }
+    // as mount(8) does it by itself where there is no helper
+    let is_missing = |d: &PathBuf| !is_nbd_uri(d) && matches!(d.try_exists(), Ok(false));
+    if spec.nofail && open::expand(std::slice::from_ref(&args.device)).iter().any(is_missing) {
+        tracing::info!(device = %args.device.display(), "is not there: with nofail that is no error");
+        return Ok(0);
+    }
     let by_hand = Args {
         options: args.options.clone(),
         foreground: false,
@@ -322,6 +328,17 @@ pub fn run_helper(args: &HelperArgs) -> Outcome {
     let devices = real_paths(std::slice::from_ref(&args.device)).map_err(|f| f.with_code(mount_code::FAILED))?;
     let again = Again::of(&by_hand, &devices, &args.mountpoint);
     mount(&devices, &args.mountpoint, &spec, false, &again)
+}
+
+/// For whom and how it is served, in the words of the options.
+fn how(spec: &MountSpec) -> String {
+    let through = spec.write_cache == Cache::Through;
+    let words = [
+        (true, if through { "cache=through" } else { "cache=back" }),
+        (spec.private, "private"),
+        (spec.user_xattr, "user_xattr"),
+    ];
+    words.iter().filter(|w| w.0).map(|w| w.1).collect::<Vec<_>>().join(",")
 }
 
 /// Has the server of a volume, which is named by its devices or by where it is mounted, mount a tenant by itself.
@@ -629,7 +646,7 @@ impl Job<'_> {
         tracing::info!(
             source = %cfg.source, mountpoint = %self.mountpoint.display(), io = first.map_or("NBD", |f| f.engine()),
             direct = first.is_none_or(|f| f.is_direct()),
-            threads = cfg.threads, profile = ?cfg.profile, commit_s = commit.as_secs(), "mounting"
+            threads = cfg.threads, options = %how(spec), commit_s = commit.as_secs(), "mounting"
         );
         // The locks go with the volume, which is closed before umount(8) returns, and not with this process.
         upgrade.devices = files.iter().filter_map(AnyDevice::file).map(Arc::downgrade).collect();

@@ -95,6 +95,8 @@ pub struct MountSpec {
     pub user_xattr: bool,
     /// `cache=back` or `cache=through`.
     pub write_cache: Cache,
+    /// `nofail`: that a device is not there is no error, for mount(8).
+    pub nofail: bool,
     /// `tenant=`: that alone, of a volume that is mounted.
     pub tenant: Option<String>,
     /// `supervise`: how often the process is replaced.
@@ -285,8 +287,9 @@ impl MountSpec {
             "user" | "users" => (self.noexec, self.suid, self.dev) = (true, Some(false), Some(false)),
             "owner" | "group" => (self.suid, self.dev) = (Some(false), Some(false)),
             // What is so anyway, or concerns mount(8) only.
-            "defaults" | "auto" | "noauto" | "nouser" | "nousers" | "nofail" | "_netdev" | "loud" | "silent"
-            | "nomand" | "noiversion" | "noowner" | "nogroup" | "loop" => {}
+            "nofail" => self.nofail = true,
+            "defaults" | "auto" | "noauto" | "nouser" | "nousers" | "_netdev" | "loud" | "silent" | "nomand"
+            | "noiversion" | "noowner" | "nogroup" | "loop" => {}
             "mand" | "iversion" => return Err("not supported: leave it out".into()),
             _ => return Ok(false),
         }
@@ -441,7 +444,7 @@ mod tests {
         assert_eq!(s.atime, Some(AtimeMode::Noatime));
         assert_eq!(s.commit, Some(Duration::from_secs(30)));
         assert_eq!((s.data, s.cache_bytes, s.threads), (Some(DataMode::Journal), 64 << 20, 3));
-        assert_eq!(spec("defaults,_netdev,,nofail").unwrap(), MountSpec::default());
+        assert_eq!(spec("defaults,_netdev,,nofail").unwrap(), MountSpec { nofail: true, ..MountSpec::default() });
         assert_eq!(spec("commit=0").unwrap().commit, None);
         assert_eq!(spec("latency=off,latency=low").unwrap().latency, Latency::Low);
         assert_eq!(spec("transport=ring").unwrap().transport, Transport::Ring);

@@ -247,10 +247,15 @@ pub const TABLE: &[Row] = &[
     ),
     row(&["loud", "silent", "nomand", "noiversion"], How::Ignored, Again::Ignored, "No effect."),
     row(
+        &["nofail"],
+        How::Taken,
+        Again::Ignored,
+        "That a device is not there is no error of mount(8): nothing is mounted, and nothing said.",
+    ),
+    row(
         &[
             "auto",
             "noauto",
-            "nofail",
             "_netdev",
             "comment=text",
             "x-systemd.automount",
