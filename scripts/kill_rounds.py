@@ -156,7 +156,7 @@ def fsck(own, when, *more):
     code, text = look()
     # requests of a killed process keep its file open, and locked, a little longer than it lives
     end = time.monotonic() + 10
-    while code and "in use by another" in text and time.monotonic() < end:
+    while code and "in use" in text and time.monotonic() < end:
         time.sleep(0.05)
         code, text = look()
     if code:

@@ -437,7 +437,7 @@ def quota_commands_refuse(volume, _top):
         must(one.returncode == 1 and "only root may" in one.stderr, f"{one.returncode}: {one.stderr}")
         quota(own, "set", *ME, "--space", "1M")
         two = subprocess.run([*setpriv, own.binary, "quota", "report", own.mnt], capture_output=True, text=True)
-        must(two.returncode == 0 and f"user {NOBODY}" in two.stdout, f"{two.returncode}: {two.stdout}{two.stderr}")
+        must(two.returncode == 0 and "user nobody" in two.stdout, f"{two.returncode}: {two.stdout}{two.stderr}")
 
 
 @contextlib.contextmanager

@@ -99,6 +99,32 @@ def parts_of_one_image_are_apart(volume, _top):
 
 
 @check
+def in_use_is_explained(volume, _top):
+    """Who meets a mounted image is told where it is mounted and what to do; what asks the server finds it."""
+    daemon_only(volume)
+    root_only()
+    with small_volume(volume) as v:
+        v.mount("commit=300")
+        to_do = f"is in use: mounted on {v.mnt}: `braidfs umount {v.mnt}` first"
+        for code, *command in ((1, "mkfs", "-f", v.image), (8, "fsck", "-f", v.image), (1, "ls", v.image),
+                               (1, "image", "export", v.image, "/dev/null"), (1, "scrub", v.image)):
+            refuses(code, (to_do,), v.binary, *command)
+        must(f'"mountpoint": "{v.mnt}"' in run(v.binary, "stats", "--json", v.image)[1], "stats of the image finds its mount")
+        # its directory is in the journal alone
+        run(v.binary, "tenant", "create", v.mnt / "new")
+        text = run(v.binary, "info", v.image)[1]
+        must("tenant new" in text and "WARN" not in text, f"info of a volume with a new tenant: {text}")
+        # whoever asks for something that cannot be is not told that it is busy
+        refuses(1, (f"tenant {v.mnt}: there is no tenant nosuch",), v.binary, "tenant", "mount", v.mnt, "nosuch", v.mnt)
+        refuses(1, ("web: there is a tenant new already",), v.binary, "tenant", "create", "--name", "new", v.mnt / "web")
+        (v.mnt / "web").mkdir()
+        text = run(v.binary, "quota", "set", "--directory", v.mnt / "web", "--space", "1M", v.mnt)[1]
+        must(f"directory {v.mnt}/web (project " in text, text)
+        text = run(v.binary, "quota", "report", v.mnt)[1]
+        must(f"directory {v.mnt}/web (project " in text and "user root" in text, text)
+
+
+@check
 def info_of_a_mounted_volume(volume, _top):
     """Reads, says that it is as of the last checkpoint, holds under load, changes nothing."""
     daemon_only(volume)

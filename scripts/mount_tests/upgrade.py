@@ -19,7 +19,7 @@ import time
 import fslib
 from fslib import Failed, Skipped, dead, is_running, run, wait_for
 from mount_tests.common import LIBC, NOBODY, as_nobody, check, daemon_only, must, refused, root_only, same, write_synced
-from mount_tests.helpers import loop_device, small_volume
+from mount_tests.helpers import loop_device, refuses, small_volume
 from mount_tests.supervise import both, kill_serving, supervised
 from mount_tests.transport import with_rings
 
@@ -468,6 +468,15 @@ def a_users_own_mount(volume, _top):
         must(len({first, second, server(v)}) == 3, "processes that served")
         same(os.stat(f"/proc/{server(v)}").st_uid, NOBODY, "user of the process")
         same(as_nobody(lambda: (v.mnt / "f").read_bytes()), b"x", "content")
+        # other commands do as root what its user may
+        for command in (("stats", v.mnt), ("stats", v.image), ("top", "--batch", "-n", "1", "-d", "0.1", v.mnt), ("label", v.mnt, "own"),
+                        ("tenant", "create", v.mnt / "t"), ("tenant", "list", v.mnt), ("quota", "report", v.mnt),
+                        ("quota", "set", "--user", "1", "--space", "1M", v.mnt), ("resize", v.mnt), ("scrub", v.mnt),
+                        ("defrag", "--check", v.mnt)):
+            run(v.binary, *command)
+        for code, said, *command in ((1, "not even root: run it as nobody", "device", "rebalance", v.mnt),
+                                     (BACK, "not even root, and only root can remount", "mount", "-o", "remount,ro", v.mnt)):
+            refuses(code, (said,), v.binary, *command)
 
 
 @check

@@ -7,8 +7,10 @@
 mod cmd;
 mod failure;
 mod log;
+mod log_level;
 mod mounted;
 mod mountinfo;
+mod names;
 mod notify;
 mod open;
 mod personality;
@@ -17,7 +19,7 @@ mod system_log;
 mod text;
 mod tree;
 
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, FromArgMatches, Parser};
 use cmd::mount_options::log_file;
 use failure::{Outcome, fsck_code, mount_code};
 use std::ffi::OsString;
@@ -90,7 +92,9 @@ enum Command {
 
 fn main() -> ExitCode {
     let args = personality::rewrite(std::env::args_os().collect());
-    let mut cli = match Cli::try_parse_from(&args) {
+    let command = Cli::command().mut_arg("level", |a| a.value_parser(log_level::parse));
+    let parsed = command.try_get_matches_from(&args).and_then(|found| Cli::from_arg_matches(&found));
+    let mut cli = match parsed {
         Ok(cli) => cli,
         Err(e) => {
             // Printing fails only where nobody reads.

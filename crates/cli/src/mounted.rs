@@ -4,11 +4,13 @@
 use crate::cmd::umount::{backing, is_braidfs};
 use crate::failure::{self, Failure, host_error};
 use crate::mountinfo::{self, Mount};
-use crate::open;
+use crate::{names, open};
 use braidfs_device::{NbdUri, OpenError, is_nbd_uri};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use rustix::thread::{Gid, Uid, set_thread_res_gid, set_thread_res_uid};
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -120,6 +122,58 @@ pub fn at(devices: &[PathBuf]) -> Option<Mount> {
     whole.or(all.len().checked_sub(1)).map(|i| all.swap_remove(i))
 }
 
+/// The mount that a path lies on. Nothing is asked of its server.
+fn covering(path: &Path) -> Option<Mount> {
+    let path = mountinfo::absolute(path);
+    let on = mountinfo::read().into_iter().filter(|m| path.starts_with(&m.target));
+    // the newest on a path hides the others
+    on.max_by_key(|m| m.target.components().count())
+}
+
+/// User and group that alone may use a mount.
+fn only_user(mount: &Mount) -> Option<(u32, u32)> {
+    let number = |name: &str| {
+        let value = mount.super_options.split(',').find_map(|o| o.strip_prefix(name)?.strip_prefix('='));
+        value.and_then(|v| v.parse::<u32>().ok())
+    };
+    let shared = mount.super_options.split(',').any(|o| o == "allow_other");
+    if shared || !is_braidfs(mount) { None } else { number("user_id").zip(number("group_id")) }
+}
+
+/// Opens a directory of a mount. One of a user's own lets nobody else in, root neither: then as that user, who this process
+/// is from then on.
+///
+/// # Errors
+/// Of the host.
+pub fn enter(directory: &Path) -> io::Result<File> {
+    match File::open(directory) {
+        Err(e) if Errno::from_io_error(&e) == Some(Errno::ACCESS) && rustix::process::geteuid().is_root() => {
+            let Some((user, group)) = covering(directory).as_ref().and_then(only_user) else { return Err(e) };
+            // This process has one thread, and does nothing else after it.
+            let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
+            set_thread_res_gid(group, group, group)?;
+            set_thread_res_uid(user, user, user)?;
+            File::open(directory)
+        }
+        opened => opened,
+    }
+}
+
+/// Why the host refused something below `path`; of a mount that lets nobody else in, that.
+pub fn host_says(path: &Path, e: &io::Error) -> String {
+    let closed = match Errno::from_io_error(e) {
+        Some(Errno::ACCESS) => covering(path).as_ref().and_then(only_user),
+        _ => None,
+    };
+    match closed {
+        Some((user, _)) if rustix::process::geteuid().as_raw() != user => {
+            let user = names::user(user).unwrap_or_else(|| format!("user {user}"));
+            format!("this mount lets nobody else in, not even root: run it as {user}")
+        }
+        _ => host_error(e),
+    }
+}
+
 /// Why the server cannot be asked about the whole volume through the mount point `point`; `None` where it can.
 pub fn is_apart(point: &Path) -> Option<&'static str> {
     let mount = mountinfo::at(&mountinfo::absolute(point))?;
@@ -133,8 +187,17 @@ pub fn is_apart(point: &Path) -> Option<&'static str> {
 
 /// As [`failure::server_error`], where the server was asked through the mount point `point`.
 pub fn server_error(point: &Path, e: &io::Error) -> String {
-    let apart = if Errno::from_io_error(e) == Some(Errno::NOTTY) { is_apart(point) } else { None };
-    apart.map_or_else(|| failure::server_error(e), Into::into)
+    match Errno::from_io_error(e) {
+        Some(Errno::NOTTY) => is_apart(point).map_or_else(|| failure::server_error(e), Into::into),
+        Some(Errno::ACCESS) => host_says(point, e),
+        _ => failure::server_error(e),
+    }
+}
+
+/// That a device is mounted, and what to do.
+pub fn in_use(mount: &Mount) -> String {
+    let point = mount.target.display();
+    format!("is in use: mounted on {point}: `braidfs umount {point}` first")
 }
 
 /// Why devices cannot be opened; where the volume is mounted already, how to have it at `wanted`, too.
@@ -151,7 +214,7 @@ pub fn explain(e: &OpenError, devices: &[PathBuf], wanted: Option<&Path>) -> Fai
             "{device}: is mounted on {point} already: `mount --bind {point} {}` shows it there, too",
             wanted.display()
         ),
-        None => format!("{device}: is in use: mounted on {point}: unmount it first"),
+        None => format!("{device}: {}", in_use(&mount)),
     })
 }
 

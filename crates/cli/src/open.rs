@@ -1,7 +1,7 @@
 //! Opens the devices of a volume and the volume itself for the commands that work on an unmounted one.
 
 use crate::failure::{Failure, advice};
-use crate::probe;
+use crate::{mounted, probe};
 use braidfs::store::lease::seems_held;
 use braidfs::{Error, MountOptions, Volume};
 use braidfs_device::{Device, OpenError, look_at_devices, open_volume_devices};
@@ -44,7 +44,10 @@ pub fn no_duplicates(paths: &[PathBuf]) -> Result<(), Failure> {
 pub fn devices(paths: &[PathBuf], write: bool) -> Result<Vec<Arc<dyn Device>>, Failure> {
     no_duplicates(paths)?;
     open_volume_devices(paths, write).map_err(|e| {
-        let busy = paths.iter().find_map(|p| Some(format!(" ({} is {})", p.display(), probe::busy(p)?)));
+        if matches!(e, OpenError::InUse { .. } | OpenError::Busy { .. }) && mounted::at(paths).is_some() {
+            return mounted::explain(&e, paths, None);
+        }
+        let busy = paths.iter().find_map(|p| Some(format!(" ({} is {})", p.display(), probe::busy(p)?.what)));
         Failure::new(format!("{e}{}", busy.unwrap_or_default()))
     })
 }

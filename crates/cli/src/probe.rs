@@ -301,21 +301,36 @@ pub fn first_data(file: &File) -> io::Result<Option<u64>> {
     }
 }
 
+/// What keeps a device or an image busy.
+pub struct Busy {
+    /// `mounted on /mnt`, `attached to /dev/loop0`.
+    pub what: String,
+    /// The command that releases it.
+    pub step: String,
+}
+
 /// Where `path` is mounted or what else keeps it busy; `None` where nothing is known (opening it exclusively is the
 /// real test, this only tells the user more).
-pub fn busy(path: &Path) -> Option<String> {
+pub fn busy(path: &Path) -> Option<Busy> {
     let meta = std::fs::metadata(path).ok()?;
     if meta.file_type().is_block_device() {
         let (major, minor) = (rustix::fs::major(meta.rdev()), rustix::fs::minor(meta.rdev()));
-        return mounted_on(&format!("{major}:{minor}")).map(|on| format!("mounted on {on}"));
+        return mounted_on(&format!("{major}:{minor}"))
+            .map(|on| Busy { what: format!("mounted on {on}"), step: format!("`umount {on}`") });
     }
     // An image behind a loop device.
     let real = std::fs::canonicalize(path).ok()?;
     for entry in std::fs::read_dir("/sys/block").ok()?.flatten() {
         let Ok(backing) = std::fs::read_to_string(entry.path().join("loop/backing_file")) else { continue };
-        if Path::new(backing.trim_end_matches('\n')) == real {
-            return Some(format!("attached to /dev/{}", entry.file_name().to_string_lossy()));
+        if Path::new(backing.trim_end_matches('\n')) != real {
+            continue;
         }
+        let device = entry.file_name().to_string_lossy().into_owned();
+        let number = std::fs::read_to_string(entry.path().join("dev")).unwrap_or_default();
+        return Some(match mounted_on(number.trim_end()) {
+            Some(on) => Busy { what: format!("mounted on {on} by /dev/{device}"), step: format!("`umount {on}`") },
+            None => Busy { what: format!("attached to /dev/{device}"), step: format!("`losetup -d /dev/{device}`") },
+        });
     }
     None
 }

@@ -9,6 +9,9 @@ use std::os::unix::ffi::OsStringExt;
 /// # Errors
 /// A message for the user.
 pub fn parse_size(text: &str) -> Result<u64, String> {
+    if text.starts_with('-') {
+        return Err("a size is positive: write 4096, 64M or 10G (powers of 1024)".into());
+    }
     let binary = parse_size::Config::new().with_binary();
     binary.parse_size(text).map_err(|e| format!("{e}: write 4096, 64M or 10G (powers of 1024)"))
 }

@@ -172,6 +172,35 @@ fn helper_names_work() {
     as_name("mount.braidfs", &["missing.img", ".", "-s", "-o", "rw,bogus"]).fails(32, &["missing.img"]);
     as_name("mount.braidfs", &["missing.img", ".", "-f", "-n", "-o", "noatime,x-mount.mkdir"]).ok();
     as_name("umount.braidfs", &["."]).fails(32, &["nothing is mounted there"]);
+    // as mount(8) does it for ext4
+    let silent = as_name("mount.braidfs", &["missing.img", ".", "-o", "nofail"]).ok();
+    assert_eq!((&*silent.out, &*silent.err), ("", ""));
+    as_name("fsck.braidfs", &["-C", "0", "-f", "missing.img"]).fails(8, &["missing.img"]);
+    as_name("mkfs.braidfs", &["missing.img", "65536"]).fails(1, &["65536", "mkfs(8)", "--size 64M"]);
+    for name in ["mkfs.braidfs", "mount.braidfs", "umount.braidfs", "fsck.braidfs"] {
+        assert_eq!(as_name(name, &["-V"]).ok().out, concat!("braidfs ", env!("CARGO_PKG_VERSION"), "\n"), "{name}");
+    }
+}
+
+#[test]
+fn what_is_no_level_is_refused() {
+    let b = Bench::new();
+    b.run(&["--log", "inf", "ls", "x"]).fails(1, &["--log", "inf: use error, warn, info"]);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_braidfs"));
+    command.args(["fsck", "x"]).current_dir(b.path("")).env("BRAIDFS_LOG", "wran").env_remove("BRAIDFS_LOG_FILE");
+    let said = command.output().unwrap();
+    assert_eq!(said.status.code(), Some(16));
+    assert!(String::from_utf8_lossy(&said.stderr).contains("wran: use error, warn, info"), "{said:?}");
+}
+
+#[test]
+fn sizes_are_positive() {
+    let b = Bench::with_volume();
+    b.run(&["mkfs", "--size", "-5", "new.img"]).fails(1, &["a size is positive"]);
+    b.run(&["resize", "vol.img", "-5"]).fails(1, &["a size is positive"]);
+    b.run(&["resize", "vol.img", "-5G", "-q"]).fails(1, &["a size is positive"]);
+    b.run(&["resize", "-q", "vol.img", "1M"]).fails(1, &["the least size is", "MiB)"]);
+    b.run(&["resize", "--json", "vol.img"]).ok();
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::cmd::fsck::Bar;
 use crate::failure::{Failure, Outcome, host_error, server_error};
-use crate::text;
+use crate::{mounted, text};
 use braidfs::Pieces;
 use braidfs_fuse::control;
 use rustix::io::Errno;
@@ -103,8 +103,9 @@ pub fn run(args: &Args) -> Outcome {
     let mut seen = Seen::new();
     for path in &args.paths {
         // a path that is wrong ends it: nothing else was asked for
-        let meta =
-            fs::symlink_metadata(path).map_err(|e| Failure::at("cannot look at", path.display(), host_error(&e)))?;
+        let look = || fs::symlink_metadata(path);
+        let meta = look().or_else(|e| mounted::enter(path).map_err(|_| e).and_then(|_| look()));
+        let meta = meta.map_err(|e| Failure::at("cannot look at", path.display(), mounted::host_says(path, &e)))?;
         let dir = directory_of(path, &meta)?;
         if meta.is_dir() {
             below(path, &meta, &dir, &bar, args, &mut seen, &mut r);

@@ -15,10 +15,12 @@ use rustix::io::Errno;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often a server is asked how far it is.
 const POLL: Duration = Duration::from_millis(200);
+/// How long another change is waited for: one that was interrupted ends when its block group has moved.
+const OTHER_CHANGE: Duration = Duration::from_secs(10);
 /// Exit code of a drain, or a tenant's move, where something keeps a device.
 pub(super) const KEPT: u8 = 4;
 
@@ -57,7 +59,7 @@ enum Call {
         #[arg(short = 'K', long)]
         nodiscard: bool,
         /// Make the image file, or extend it to this size
-        #[arg(long, value_parser = text::parse_size, value_name = "BYTES")]
+        #[arg(long, value_parser = text::parse_size, value_name = "BYTES", allow_hyphen_values = true)]
         size: Option<u64>,
         #[command(flatten)]
         how: How,
@@ -217,14 +219,36 @@ impl Place {
 
     fn why(&self, e: &std::io::Error) -> String {
         match (Errno::from_io_error(e), &self.mount) {
-            (Some(Errno::BUSY), _) => "another change of its devices is running: wait for it".into(),
+            (Some(Errno::BUSY), _) => {
+                "another change of its devices is running, which may be one that was interrupted: \
+                                       that ends after the present block group: wait for it"
+                    .into()
+            }
             (_, Some(point)) => mounted::server_error(point, e),
             _ => server_error(e),
         }
     }
 
+    /// Waits for what the server of the mount does, once another change of the devices has ended.
+    fn online(
+        &self,
+        what: &str,
+        bar: &Bar,
+        start: impl Fn() -> std::io::Result<DeviceWork>,
+    ) -> Result<DeviceAnswer, Failure> {
+        let begun = Instant::now();
+        loop {
+            match start() {
+                Err(e) if Errno::from_io_error(&e) == Some(Errno::BUSY) && begun.elapsed() < OTHER_CHANGE => {
+                    std::thread::sleep(POLL);
+                }
+                work => return self.follow(what, bar, work),
+            }
+        }
+    }
+
     /// Waits for what the server of the mount does.
-    fn online(&self, what: &str, bar: &Bar, work: std::io::Result<DeviceWork>) -> Result<DeviceAnswer, Failure> {
+    fn follow(&self, what: &str, bar: &Bar, work: std::io::Result<DeviceWork>) -> Result<DeviceAnswer, Failure> {
         let failed = |e: std::io::Error| Failure::at(what, &self.name, self.why(&e));
         let work = work.map_err(failed)?;
         let mut pause = Duration::from_millis(2);
@@ -273,7 +297,7 @@ pub(super) fn move_tenant(mountpoint: &Path, name: &str, json: bool) -> Result<b
     if work.as_ref().is_err_and(|e| Errno::from_io_error(e) == Some(Errno::BUSY)) {
         return Ok(false);
     }
-    place.online("the devices are set, but a tenant does not move yet in", &bar, work).map(|_| true)
+    place.follow("the devices are set, but a tenant does not move yet in", &bar, work).map(|_| true)
 }
 
 fn bar(how: &Tell) -> Bar {
@@ -300,7 +324,7 @@ fn add(how: &How, place: &Place, new: &Path, force: bool, nodiscard: bool, size:
         probe::wipe(new).map_err(|e| Failure::at("cannot wipe old signatures from", new.display(), host_error(&e)))?;
         let path = std::fs::canonicalize(new).map_err(|e| Failure::at("cannot use", new.display(), host_error(&e)))?;
         match &place.mount {
-            Some(point) => place.online(WHAT, &bar(&how.tell), DeviceWork::add(point, &path, !nodiscard)),
+            Some(point) => place.online(WHAT, &bar(&how.tell), || DeviceWork::add(point, &path, !nodiscard)),
             None => place.offline(WHAT, &place.devices, |v| {
                 let device: Arc<dyn Device> = braidfs_device::open_volume_devices(&[path], true)
                     .map_err(|e| Error::Size(e.to_string()))?
@@ -342,7 +366,7 @@ fn remove(how: &How, place: &Place, target: &Path) -> Outcome {
     };
     let bar = bar(&how.tell);
     let gone = match &place.mount {
-        Some(point) => place.online(WHAT, &bar, DeviceWork::remove(point, uuid))?,
+        Some(point) => place.online(WHAT, &bar, || DeviceWork::remove(point, uuid))?,
         None => {
             let gone = place.offline(WHAT, &place.with(target), |v| {
                 let device = number(v, &uuid)?;
@@ -384,7 +408,7 @@ fn drain(how: &How, place: &Place, target: &Path, end: bool) -> Outcome {
     };
     let bar = bar(&how.tell);
     let answer = match &place.mount {
-        Some(point) => place.online(WHAT, &bar, DeviceWork::drain(point, uuid, end))?,
+        Some(point) => place.online(WHAT, &bar, || DeviceWork::drain(point, uuid, end))?,
         None => {
             let answer = place.offline(WHAT, &place.with(target), |v| {
                 let device = number(v, &uuid)?;
@@ -409,7 +433,7 @@ fn rebalance(how: &Tell, place: &Place) -> Outcome {
     const WHAT: &str = "cannot rebalance";
     let bar = bar(how);
     let answer = match &place.mount {
-        Some(point) => place.online(WHAT, &bar, DeviceWork::rebalance(point))?,
+        Some(point) => place.online(WHAT, &bar, || DeviceWork::rebalance(point))?,
         None => {
             let progress = |done, all| {
                 bar.show("block groups", done, all);

@@ -2,13 +2,12 @@
 
 use crate::cmd::limits::say_json;
 use crate::cmd::resize::mount_point;
-use crate::failure::{Failure, Outcome, server_error};
+use crate::failure::{Failure, Outcome};
 use crate::{mounted, open, text};
 use braidfs::{LABEL_MAX, Volume};
 use braidfs_fuse::control;
 use rustix::io::Errno;
 use serde::Serialize;
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -67,7 +66,7 @@ pub fn run(args: &Args) -> Outcome {
 }
 
 fn online(point: &Path, label: Option<&str>) -> io::Result<String> {
-    let root = File::open(point)?;
+    let root = mounted::enter(point)?;
     if let Some(label) = label {
         control::set_label(&root, label)?;
     }
@@ -77,7 +76,7 @@ fn online(point: &Path, label: Option<&str>) -> io::Result<String> {
 fn refused(point: &Path, e: &io::Error) -> Failure {
     let why = match Errno::from_io_error(e) {
         Some(Errno::PERM) => "only root may, and the owner of its root directory".into(),
-        _ => server_error(e),
+        _ => mounted::server_error(point, e),
     };
     Failure::at("label", point.display(), why)
 }

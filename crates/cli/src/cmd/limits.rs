@@ -1,6 +1,7 @@
 //! What `braidfs tenant` and `braidfs quota` have in common: limits that the server of a mounted volume keeps.
 
-use crate::failure::{Failure, Outcome, host_error, server_error};
+use crate::failure::{Failure, Outcome, server_error};
+use crate::mounted;
 use rustix::io::Errno;
 use serde::Serialize;
 use std::fs::File;
@@ -9,7 +10,8 @@ use std::path::Path;
 
 /// A directory of the volume, to ask the server on.
 pub fn open(directory: &Path) -> Result<File, Failure> {
-    File::open(directory).map_err(|e| Failure::at("cannot open", directory.display(), host_error(&e)))
+    mounted::enter(directory)
+        .map_err(|e| Failure::at("cannot open", directory.display(), mounted::host_says(directory, &e)))
 }
 
 /// Why the server did not do what `command` asked it on `place`; `missing` is said where there is no such thing.

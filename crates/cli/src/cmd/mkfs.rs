@@ -5,7 +5,7 @@
 
 use crate::cmd::info::{VolumeReport, volume_report};
 use crate::failure::{Failure, Outcome, host_error};
-use crate::{open, probe, text};
+use crate::{mounted, open, probe, text};
 use braidfs::format::inode::INLINE_MAX;
 use braidfs::format::super_block::{MAX_DEVICES, MAX_DOMAINS};
 use braidfs::store::lease::Lease;
@@ -58,7 +58,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = PlacementArg::Dirs)]
     placement: PlacementArg,
     /// Make the image files, or extend them to this size; of a block device, use this much
-    #[arg(long, value_parser = text::parse_size, value_name = "BYTES")]
+    #[arg(long, value_parser = text::parse_size, value_name = "BYTES", allow_hyphen_values = true)]
     size: Option<u64>,
     /// Do not discard the devices first (TRIM, hole punch)
     #[arg(short = 'K', long)]
@@ -90,6 +90,13 @@ enum PlacementArg {
 pub fn run(args: &Args) -> Outcome {
     let options = options(args)?;
     let paths = open::expand(&args.devices);
+    if let [.., _, last] = &paths[..]
+        && let Some(count) = last.to_str().filter(|t| t.bytes().all(|b| b.is_ascii_digit()) && !last.exists())
+    {
+        let why =
+            "there is no such device; a size, which mkfs(8) takes in blocks, is given in bytes: --size 64M DEVICE";
+        return Err(Failure::at("cannot use", count, why));
+    }
     if paths.len() > MAX_DEVICES {
         return Err(Failure::new(format!("{} devices: a volume has at most {MAX_DEVICES}", paths.len())));
     }
@@ -211,7 +218,11 @@ pub fn look(path: &Path, size: Option<u64>, force: bool, refused: &str) -> Resul
         return Err(Failure::at("cannot use", path.display(), "give an image file or a block device"));
     }
     if let Some(busy) = probe::busy(path) {
-        return Err(Failure::at("cannot use", path.display(), format!("it is {busy}: release it first")));
+        let why = match mounted::at(&[path.to_path_buf()]) {
+            Some(mount) => mounted::in_use(&mount).replacen("is", "it is", 1),
+            None => format!("it is {}: {} first", busy.what, busy.step),
+        };
+        return Err(Failure::at("cannot use", path.display(), why));
     }
     if let Some(size) = size {
         if !kind.is_file() && size > device_bytes(path)? {

@@ -3,14 +3,13 @@
 use crate::cmd::limits::{self, open, say_json};
 use crate::cmd::tenant::{Limit, parse, parse_number, parse_time};
 use crate::failure::{Failure, Outcome};
-use crate::text;
+use crate::{names, text};
 use braidfs::{Quota, QuotaOwner, Timestamp};
 use braidfs_fuse::control::{self, QuotaChange, QuotaSubject};
 use serde::Serialize;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 /// Limit what users, groups, or directory trees, may use of a mounted volume
@@ -103,6 +102,9 @@ enum Call {
     Remove {
         #[command(flatten)]
         whose: Whose,
+        /// What they were, as JSON
+        #[arg(long)]
+        json: bool,
         /// The mount point, or any directory of the volume
         mountpoint: PathBuf,
     },
@@ -114,10 +116,14 @@ struct Report {
     user: Option<u32>,
     /// Of a group: its number.
     group: Option<u32>,
+    /// Name of the user or group, where the number has one.
+    name: Option<String>,
     /// Of a directory: the number that its inodes carry.
     project: Option<u32>,
     /// Number of the directory, while it has limits.
     directory: Option<u64>,
+    /// Its path, where that is known: it was named, or lies in the directory that was.
+    path: Option<String>,
     /// Bytes.
     used: u64,
     space: Option<u64>,
@@ -147,8 +153,10 @@ impl From<Quota> for Report {
         Self {
             user,
             group,
+            name: user.and_then(names::user).or_else(|| group.and_then(names::group)),
             project,
             directory: q.directory.map(|d| d.0),
+            path: None,
             used: q.used,
             space: q.limits.space,
             soft_space: q.limits.soft_space,
@@ -170,16 +178,17 @@ pub fn run(args: &Args) -> Outcome {
             let limits = [space, soft_space, inodes, soft_inodes].map(|l| l.map(|l| l.0));
             let (dir, of) = whose.open(mountpoint)?;
             let set = control::quota_set(&dir, of, &QuotaChange { limits, grace: *grace });
-            tell(&set.map_err(|e| whose.refused(mountpoint, &e))?.into(), *json)
+            tell(&whose.report(set.map_err(|e| whose.refused(mountpoint, &e))?), *json)
         }
         Call::Show { whose, json, mountpoint } => {
             let (dir, of) = whose.open(mountpoint)?;
             let shown = control::quota_show(&dir, of);
-            tell(&shown.map_err(|e| whose.refused(mountpoint, &e))?.into(), *json)
+            tell(&whose.report(shown.map_err(|e| whose.refused(mountpoint, &e))?), *json)
         }
         Call::Report { json, mountpoint } => {
             let all = control::quotas(&open(mountpoint)?).map_err(|e| refused(mountpoint, "nothing", &e))?;
-            let all: Vec<Report> = all.into_iter().map(Report::from).collect();
+            let mut all: Vec<Report> = all.into_iter().map(Report::from).collect();
+            find_paths(mountpoint, &mut all);
             if *json {
                 return say_json("quota", &all);
             }
@@ -189,15 +198,35 @@ pub fn run(args: &Args) -> Outcome {
             all.iter().try_for_each(|q| tell(q, false).map(drop))?;
             Ok(0)
         }
-        Call::Remove { whose, mountpoint } => {
+        Call::Remove { whose, json, mountpoint } => {
             let (dir, of) = whose.open(mountpoint)?;
+            let was = if *json { control::quota_show(&dir, of).ok() } else { None };
             control::quota_remove(&dir, of).map_err(|e| whose.refused(mountpoint, &e))?;
-            Ok(0)
+            was.map_or(Ok(0), |was| tell(&whose.report(was), true))
+        }
+    }
+}
+
+/// Of directories that lie right in `above` the paths.
+fn find_paths(above: &Path, all: &mut [Report]) {
+    if all.iter().all(|q| q.directory.is_none()) {
+        return;
+    }
+    for entry in std::fs::read_dir(above).into_iter().flatten().flatten() {
+        let found = entry.metadata().ok().filter(|m| m.is_dir());
+        let is_it = |q: &&mut Report| found.as_ref().is_some_and(|m| q.directory == Some(m.ino()));
+        if let Some(q) = all.iter_mut().find(is_it) {
+            q.path = Some(entry.path().display().to_string());
         }
     }
 }
 
 impl Whose {
+    /// What it has, with the path that was named.
+    fn report(&self, q: Quota) -> Report {
+        Report { path: self.directory.as_ref().map(|d| d.display().to_string()), ..q.into() }
+    }
+
     /// What to ask on, and about what.
     fn open(&self, mountpoint: &Path) -> Result<(File, QuotaSubject), Failure> {
         let mount = open(mountpoint)?;
@@ -205,10 +234,10 @@ impl Whose {
             return Ok((mount, QuotaSubject::Project(n)));
         }
         if let Some(group) = &self.group {
-            return Ok((mount, QuotaSubject::Group(number_of_group(group)?)));
+            return Ok((mount, QuotaSubject::Group(names::number_of_group(group)?)));
         }
         let Some(directory) = &self.directory else {
-            return Ok((mount, QuotaSubject::User(number_of(self.user.as_deref().unwrap_or_default())?)));
+            return Ok((mount, QuotaSubject::User(names::number_of_user(self.user.as_deref().unwrap_or_default())?)));
         };
         let dir = open(directory)?;
         let device = |f: &File| f.metadata().map(|m| m.dev()).ok();
@@ -232,28 +261,6 @@ impl Whose {
     }
 }
 
-/// The number of a user.
-fn number_of(user: &str) -> Result<u32, Failure> {
-    number_told_by(&["id", "-u"], 0, "user", user)
-}
-
-/// The number of a group.
-fn number_of_group(group: &str) -> Result<u32, Failure> {
-    // name:password:number:members
-    number_told_by(&["getent", "group"], 2, "group", group)
-}
-
-/// A number, or that of a name, by what a program of the system tells, which knows all of its sources: one of the fields.
-fn number_told_by(program: &[&str], field: usize, kind: &str, name: &str) -> Result<u32, Failure> {
-    if let Ok(n) = name.parse() {
-        return Ok(n);
-    }
-    let asked = Command::new(program[0]).args(&program[1..]).args(["--", name]).output();
-    let told = asked.ok().filter(|o| o.status.success()).and_then(|o| String::from_utf8(o.stdout).ok());
-    let number = told.and_then(|t| t.lines().next()?.split(':').nth(field)?.trim().parse().ok());
-    number.ok_or_else(|| Failure::at("quota", name, format!("there is no such {kind}")))
-}
-
 fn refused(place: &Path, what: &str, e: &std::io::Error) -> Failure {
     limits::refused("quota", place, &format!("{what} has no limits, and uses nothing that is counted"), e)
 }
@@ -262,10 +269,14 @@ fn tell(q: &Report, json: bool) -> Outcome {
     if json {
         return say_json("quota", q);
     }
+    let of = |n: u32| q.name.as_ref().map_or_else(|| n.to_string(), |name| text::name(name.as_bytes()));
     let whose = match (q.user, q.group, q.project, q.directory) {
-        (Some(n), ..) => format!("user {n}"),
-        (_, Some(n), ..) => format!("group {n}"),
-        (.., n, Some(dir)) => format!("directory {dir} (project {})", n.unwrap_or(0)),
+        (Some(n), ..) => format!("user {}", of(n)),
+        (_, Some(n), ..) => format!("group {}", of(n)),
+        (.., n, Some(dir)) => {
+            let dir = q.path.as_ref().map_or_else(|| format!("of inode {dir}"), |p| text::name(p.as_bytes()));
+            format!("directory {dir} (project {})", n.unwrap_or(0))
+        }
         (.., n, None) => format!("project {} (no directory)", n.unwrap_or(0)),
     };
     let size = |n: Option<u64>| n.map_or_else(|| "no limit".into(), |n| format!("{} at most", text::size(n)));
@@ -297,19 +308,4 @@ fn tell(q: &Report, json: bool) -> Outcome {
         crate::say(format_args!("  soft limit of {what} {soft}, {state}"))?;
     }
     Ok(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn users_and_groups_have_names_and_numbers() {
-        assert_eq!(number_of("4711").ok(), Some(4711));
-        assert_eq!(number_of("root").ok(), Some(0));
-        assert_eq!(number_of_group("4711").ok(), Some(4711));
-        assert_eq!(number_of_group("root").ok(), Some(0));
-        assert!(number_of_group("no such group").is_err() && number_of_group("").is_err());
-        assert!(number_of("no such user").is_err() && number_of("-1").is_err() && number_of("").is_err());
-    }
 }

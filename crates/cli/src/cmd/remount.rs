@@ -131,6 +131,9 @@ fn server_says(e: &io::Error, place: &Path) -> String {
         },
         Some(Errno::OPNOTSUPP) => "a tenant is mounted there by itself: unmount it, and mount it anew".into(),
         Some(Errno::PERM) => "only root can".into(),
+        Some(Errno::ACCESS) => "this mount lets nobody in but its user, not even root, and only root can remount: unmount it \
+                                and mount it anew"
+            .into(),
         Some(Errno::NOTTY) => "its server is of an older version: unmount, then mount it again".into(),
         Some(Errno::IO) => "a device failed: see the log of the server and dmesg(1)".into(),
         _ => host_error(e),

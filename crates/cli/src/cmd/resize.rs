@@ -2,7 +2,7 @@
 
 use crate::cmd::fsck::Bar;
 use crate::cmd::umount::is_braidfs;
-use crate::failure::{Failure, Outcome, server_error};
+use crate::failure::{Failure, Outcome};
 use crate::{mounted, mountinfo, open, text};
 use braidfs::{Error, NewSize, Resized};
 use braidfs_fuse::control;
@@ -41,11 +41,14 @@ pub struct Args {
     #[arg(value_name = "MOUNTPOINT|DEVICE")]
     place: PathBuf,
     /// How large [default: as the device is]
-    #[arg(value_parser = parse, value_name = "SIZE")]
+    #[arg(value_parser = parse, value_name = "SIZE", allow_hyphen_values = true)]
     size: Option<NewSize>,
 }
 
 fn parse(text: &str) -> Result<NewSize, String> {
+    if text.starts_with('-') {
+        return Err("a size is positive: to make the volume smaller name the size that it shall have, as 5G".into());
+    }
     match text.strip_prefix('+') {
         Some(more) => text::parse_size(more).map(NewSize::More),
         None => text::parse_size(text).map(NewSize::Bytes),
@@ -84,7 +87,8 @@ pub fn mount_point(place: &Path) -> Option<PathBuf> {
 }
 
 fn online(point: &Path, size: NewSize) -> Result<Resized, Failure> {
-    control::resize(point, size).map_err(|e| Failure::at("cannot resize", point.display(), server_error(&e)))
+    let done = mounted::enter(point).and_then(|_| control::resize(point, size));
+    done.map_err(|e| Failure::at("cannot resize", point.display(), mounted::server_error(point, &e)))
 }
 
 fn offline(paths: &[PathBuf], size: NewSize, bar: &Bar) -> Result<Resized, Failure> {
@@ -127,6 +131,11 @@ mod tests {
     fn sizes_are_exact_or_more() {
         assert_eq!(parse("64M"), Ok(NewSize::Bytes(64 << 20)));
         assert_eq!(parse("+1G"), Ok(NewSize::More(1 << 30)));
-        assert!(parse("++1G").is_err() && parse("-1G").is_err() && parse("+").is_err() && parse("much").is_err());
+        assert!(
+            parse("++1G").is_err()
+                && parse("-1G").is_err_and(|why| why.contains("positive"))
+                && parse("+").is_err()
+                && parse("much").is_err()
+        );
     }
 }

@@ -69,7 +69,7 @@ pub fn run(args: &Args) -> Outcome {
     }
     let paths = open::expand(&args.devices);
     let devices = open::devices(&paths, false).map_err(|f| match mounted::at(&paths) {
-        Some(m) => Failure::new(format!("{}: scrub it with `braidfs scrub {}`", f.message, m.target.display())),
+        Some(m) => Failure::new(format!("{}, or `braidfs scrub {}`", f.message, m.target.display())),
         None => f,
     })?;
     let bar = bar(args);
@@ -99,6 +99,7 @@ fn mounted(args: &Args, place: &Path) -> Outcome {
         };
         Failure::at("cannot scrub", &show, why)
     };
+    mounted::enter(place).map_err(failed)?;
     let scrub = Scrub::start(place, args.rate.unwrap_or(0), !args.no_data).map_err(failed)?;
     let bar = bar(args);
     let mut pause = Duration::from_millis(2);

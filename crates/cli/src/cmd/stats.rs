@@ -1,8 +1,8 @@
 //! `braidfs stats`: what the server of a mount was asked, by operation.
 
-use crate::cmd::umount::is_braidfs;
+use crate::cmd::resize::mount_point;
 use crate::failure::{Failure, Outcome, server_error};
-use crate::{mountinfo, text};
+use crate::{mounted, open, text};
 use braidfs_fuse::control::{OpStats, SampleError, Stats, sample, stats};
 use braidfs_fuse::watch::sample::{Cache, Device, Domain, Latency, Process, Quota, Sample, Tenant};
 use serde::Serialize;
@@ -27,8 +27,8 @@ pub struct Args {
     /// What came in so many seconds from now on, instead of all since the mount
     #[arg(short, long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     interval: Option<u64>,
-    /// The mount point
-    #[arg(required = true, value_name = "MOUNTPOINT")]
+    /// The mount point of a mounted volume, or its devices, joined by commas
+    #[arg(required = true, value_name = "MOUNTPOINT|DEVICE")]
     mountpoint: PathBuf,
 }
 
@@ -129,10 +129,7 @@ impl Operation {
 }
 
 pub fn run(args: &Args) -> Outcome {
-    let place = mountinfo::absolute(&args.mountpoint);
-    if !mountinfo::at(&place).is_some_and(|m| is_braidfs(&m)) {
-        return Err(Failure::at("cannot show", place.display(), "no braidfs is mounted there: give a mount point"));
-    }
+    let place = place("cannot show", &args.mountpoint)?;
     let (before, sample_before) = match args.interval {
         Some(seconds) => {
             // who asks meanwhile is told, too
@@ -163,6 +160,18 @@ pub fn run(args: &Args) -> Outcome {
         crate::say(format_args!("{}", lines(&report).trim_end()))?;
     }
     Ok(0)
+}
+
+/// Where the volume is mounted that is meant; root may ask there, too, where the mount is a user's own.
+///
+/// # Errors
+/// Nowhere, or it lets nobody in; `what` could not be done.
+pub fn place(what: &str, named: &Path) -> Result<PathBuf, Failure> {
+    let mount = mount_point(named).or_else(|| mounted::at(&open::expand(&[named.into()])).map(|m| m.target));
+    let fail = |why: &str| Failure::at(what, named.display(), why);
+    let point = mount.ok_or_else(|| fail("no braidfs is mounted there: give a mount point"))?;
+    mounted::enter(&point).map_err(|e| fail(&mounted::server_error(&point, &e)))?;
+    Ok(point)
 }
 
 /// A server that is asked to watch does so for an hour at most: it is asked again in time.

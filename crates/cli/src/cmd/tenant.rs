@@ -127,6 +127,9 @@ enum Call {
     },
     /// Make the root of a tenant an ordinary directory, with all that is in it
     Remove {
+        /// What it was, as JSON
+        #[arg(long)]
+        json: bool,
         /// The mount point, or any directory of the volume
         mountpoint: PathBuf,
         /// Name of the tenant
@@ -521,9 +524,11 @@ pub fn run(args: &Args) -> Outcome {
             let options = MountSpec::parse(options.iter().map(String::as_str), false).map_err(Failure::new)?;
             mount(mountpoint, name, directory.as_deref(), options.of_tenant())
         }
-        Call::Remove { mountpoint, name } => {
-            control::tenant_remove(&open(mountpoint)?, name).map_err(|e| refused(mountpoint, name, &e))?;
-            Ok(0)
+        Call::Remove { json, mountpoint, name } => {
+            let dir = open(mountpoint)?;
+            let was = if *json { control::tenant_show(&dir, name).ok() } else { None };
+            control::tenant_remove(&dir, name).map_err(|e| refused(mountpoint, name, &e))?;
+            was.map_or(Ok(0), |was| tell(&was.into(), true))
         }
     }
 }
@@ -580,15 +585,17 @@ fn tell(t: &Report, json: bool) -> Outcome {
         return say_json("tenant", t);
     }
     let most = t.space.map_or_else(|| "no limit".into(), |n| format!("{} at most", text::size(n)));
-    let of = t.inodes_max.map_or_else(String::new, |n| format!(" of {n}"));
+    let inodes = match t.inodes_max {
+        None => text::count(t.inodes, "inode", "inodes"),
+        Some(most) => format!("{} of {}", t.inodes, text::count(most, "inode", "inodes")),
+    };
     let failed = if t.failed { ", read-only after an error" } else { "" };
     let node = t.numa_node.map_or_else(String::new, |n| format!(" at NUMA node {n}"));
     crate::say(format_args!(
-        "{}: domain {}{node}, {} used, {most}, {}{of} inodes{failed}",
+        "{}: domain {}{node}, {} used, {most}, {inodes}{failed}",
         text::name(t.name.as_bytes()),
         t.domain,
-        text::size(t.used),
-        t.inodes
+        text::size(t.used)
     ))?;
     tell_soft(t)?;
     match t.journal {

@@ -2,14 +2,12 @@
 
 use crate::cmd::umount::{NOT_MOUNTED, is_braidfs};
 use crate::failure::{Failure, Outcome, host_error, mount_code};
-use crate::mountinfo::{self, Mount};
+use crate::{mounted, mountinfo};
 use braidfs_fuse::control;
 use rustix::io::Errno;
-use rustix::thread::{Gid, Uid, set_thread_res_gid, set_thread_res_uid};
-use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Go on with a mount by another version of the program, without unmounting it
@@ -56,7 +54,7 @@ pub fn run(args: &Args) -> Outcome {
         None => std::env::current_exe().map_err(|e| (PathBuf::from("/proc/self/exe"), e)),
     };
     let program = program.map_err(|(path, e)| fail(&format!("{}: {}", path.display(), host_error(&e))))?;
-    let root = enter(&target, &mount).map_err(|e| fail(&says(&e)))?;
+    let root = mounted::enter(&target).map_err(|e| fail(&says(&e)))?;
     let upgraded = control::upgrade(&root, &program, args.timeout).map_err(|e| fail(&says(&e)))?;
     // nobody shall find the mount busy meanwhile
     drop(root);
@@ -124,25 +122,6 @@ fn is_braidfs_process(pid: u32) -> bool {
 fn parent_of(pid: u32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     status.lines().find_map(|l| l.strip_prefix("PPid:")?.trim().parse().ok())
-}
-
-/// Opens the root of the mount. One of a user's own lets nobody else in, root neither: then as that user.
-fn enter(target: &Path, mount: &Mount) -> io::Result<File> {
-    match File::open(target) {
-        Err(e) if Errno::from_io_error(&e) == Some(Errno::ACCESS) && rustix::process::geteuid().is_root() => {
-            let number = |name: &str| {
-                let value = mount.super_options.split(',').find_map(|o| o.strip_prefix(name)?.strip_prefix('='));
-                value.and_then(|v| v.parse::<u32>().ok())
-            };
-            let (Some(user), Some(group)) = (number("user_id"), number("group_id")) else { return Err(e) };
-            // This process has one thread, and does nothing else after it.
-            let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
-            set_thread_res_gid(group, group, group)?;
-            set_thread_res_uid(user, user, user)?;
-            File::open(target)
-        }
-        opened => opened,
-    }
 }
 
 fn says(e: &io::Error) -> String {

@@ -5,13 +5,15 @@
 mod screen;
 mod view;
 
-use crate::cmd::stats::sample_error;
-use crate::cmd::umount::is_braidfs;
+use crate::cmd::stats::{place, sample_error};
 use crate::failure::{Failure, Outcome};
-use crate::mountinfo;
 use braidfs_fuse::control::sample;
 use braidfs_fuse::watch::sample::Sample;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::execute;
+use ratatui::crossterm::terminal::{self, EnterAlternateScreen};
+use ratatui::layout::Rect;
+use ratatui::{TerminalOptions, Viewport};
 use rustix::process::{Signal, kill_current_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::{self, IsTerminal};
@@ -47,8 +49,8 @@ pub struct Args {
     /// As text, all tables; also where standard output is no terminal
     #[arg(short, long)]
     batch: bool,
-    /// The mount point
-    #[arg(required = true, value_name = "MOUNTPOINT")]
+    /// The mount point of a mounted volume, or its devices, joined by commas
+    #[arg(required = true, value_name = "MOUNTPOINT|DEVICE")]
     mountpoint: PathBuf,
 }
 
@@ -58,10 +60,7 @@ fn parse_delay(text: &str) -> Result<f64, String> {
 }
 
 pub fn run(args: &Args) -> Outcome {
-    let place = mountinfo::absolute(&args.mountpoint);
-    if !mountinfo::at(&place).is_some_and(|m| is_braidfs(&m)) {
-        return Err(Failure::at("cannot watch", place.display(), "no braidfs is mounted there: give a mount point"));
-    }
+    let place = place("cannot watch", &args.mountpoint)?;
     // The first look is what the next ones are compared with.
     let first = ask(&place, args.delay)?;
     if args.batch || !io::stdout().is_terminal() { batch(args, &place, first) } else { on_screen(args, &place, first) }
@@ -94,7 +93,7 @@ fn on_screen(args: &Args, place: &Path, first: Sample) -> Outcome {
     for number in [SIGTERM, SIGHUP, SIGINT] {
         signal_hook::flag::register_usize(number, Arc::clone(&signal), number as usize).map_err(failed)?;
     }
-    let mut terminal = ratatui::try_init().map_err(failed)?;
+    let mut terminal = take_terminal().map_err(failed)?;
     let ended = watch(args, place, first, &mut terminal, &signal);
     // a terminal that has gone cannot be restored
     let restored = ratatui::try_restore();
@@ -121,11 +120,22 @@ fn wait(until: Instant, signal: &AtomicUsize) -> io::Result<bool> {
     }
 }
 
+/// Takes the terminal; one that does not know its size, as some serial ones, counts as 80 columns of 24 lines.
+fn take_terminal() -> io::Result<ratatui::DefaultTerminal> {
+    if !matches!(terminal::size(), Ok((0, _) | (_, 0))) {
+        return ratatui::try_init();
+    }
+    // taken with options it stays on its first screen
+    execute!(io::stdout(), EnterAlternateScreen)?;
+    let viewport = Viewport::Fixed(Rect::new(0, 0, 80, 24));
+    ratatui::try_init_with_options(TerminalOptions { viewport })
+}
+
 /// Gives the terminal back and stops, as Ctrl-Z has every program do; takes it again when it goes on.
 fn stop(terminal: &mut ratatui::DefaultTerminal) -> io::Result<()> {
     ratatui::try_restore()?;
     kill_current_process_group(Signal::TSTP)?;
-    *terminal = ratatui::try_init()?;
+    *terminal = take_terminal()?;
     Ok(())
 }
 
