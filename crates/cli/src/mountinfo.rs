@@ -39,10 +39,10 @@ pub fn absolute(path: &Path) -> PathBuf {
     match (joined.parent().and_then(|p| std::fs::canonicalize(p).ok()), joined.file_name()) {
         (Some(parent), Some(name)) => {
             let plain = parent.join(name);
-            // A symlink to the mount point.
-            match std::fs::symlink_metadata(&plain) {
-                Ok(m) if m.is_symlink() => std::fs::canonicalize(&plain).unwrap_or(plain),
-                _ => plain,
+            // A symlink to the mount point. Of what is mounted there this asks nothing, as looking for attributes would.
+            match std::fs::read_link(&plain) {
+                Ok(_) => std::fs::canonicalize(&plain).unwrap_or(plain),
+                Err(_) => plain,
             }
         }
         _ => joined,

@@ -56,7 +56,7 @@ mod within_quota;
 
 pub use daemon::{DaemonError, Ready, daemonize};
 pub use latency::Latency;
-pub use mount::{MountConfig, remount};
+pub use mount::{MountConfig, abort as cut_off, remount};
 pub use mount_table::{DeadMount, MountId, dead_at};
 pub use ops::TellDevices;
 pub use profile::{Cache, Profile};

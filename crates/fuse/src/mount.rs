@@ -331,9 +331,12 @@ fn unmount(point: &Path, lazy: bool) -> io::Result<()> {
     if status.success() { Ok(()) } else { Err(Errno::BUSY.into()) }
 }
 
-/// Ends the connection of the mount with this device number: root may, and who mounted it where the control of connections is
-/// mounted.
-pub(crate) fn abort(device: (u32, u32)) -> io::Result<()> {
+/// Ends the connection of the mount with this device number: all that its users ask for fails from then on, and what the kernel
+/// had not written back is lost. Root may, and who mounted it where the control of connections is mounted.
+///
+/// # Errors
+/// There is no such connection; for want of permission.
+pub fn abort(device: (u32, u32)) -> io::Result<()> {
     if !Path::new(CONNECTIONS).read_dir()?.any(|_| true) {
         // Control of connections is a file system of its own, which not every system mounts by itself.
         rustix::mount::mount("fusectl", CONNECTIONS, "fusectl", MountFlags::empty(), None)?;

@@ -3,6 +3,8 @@
 //! With plain FUSE the kernel answers umount(2) before the file system's process has written everything: this
 //! command then waits for the lock that the process holds on its devices.
 
+mod force;
+
 use crate::failure::{Failure, Outcome, host_error, mount_code};
 use crate::mounted::{Source, is_same};
 use crate::mountinfo::{self, Mount};
@@ -21,7 +23,10 @@ use std::time::{Duration, Instant};
 #[command(after_help = "Example:\n  braidfs umount /mnt\n\n\
     When it returns with 0, everything is on the devices and they can be taken away, unless the volume or a tenant of it is \
     mounted elsewhere, too.\n\n\
-    Exit codes: 0 unmounted and closed (with --lazy: detached), 1 wrong usage, 32 it failed.")]
+    With --force it is synced and unmounted in order as long as its process answers, within --timeout: what is in use stays \
+    mounted, and nothing is lost. A process that does not answer for 10 seconds is cut off: what had not been written is lost \
+    then, who uses the mount gets errors, and the exit code is 32.\n\n\
+    Exit codes: 0 unmounted and closed (with --lazy: detached), 1 wrong usage, 32 it failed, or was cut off.")]
 pub struct Args {
     /// Detach it now, close it when it is no longer used; does not wait
     #[arg(short, long)]
@@ -29,7 +34,7 @@ pub struct Args {
     /// Cut off the file system's process if it does not answer
     #[arg(short, long)]
     force: bool,
-    /// How long to wait for the volume to be closed, seconds
+    /// How long to wait for the volume to be closed, seconds; with --force, before its process is cut off
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     timeout: u64,
     /// Taken and ignored, for umount(8)
@@ -64,14 +69,17 @@ fn run_checked(args: &Args) -> Outcome {
     }
     // Before: a loop device forgets its image once it is detached.
     let backing = backing(&mount);
-    detach(&target, args)?;
+    // for ever is more than a clock can say: a century
+    let deadline = Instant::now() + Duration::from_secs(args.timeout.min(u32::MAX.into()));
+    match args.force {
+        true => force::unmount_or_cut_off(&target, &mount, args.lazy, deadline)?,
+        false => detach(&target, args.lazy, false)?,
+    }
     // The volume stays open where it is mounted elsewhere, too (`mount --bind`).
     let elsewhere = mountinfo::read().iter().any(|m| m.device == mount.device && is_braidfs(m));
     if args.lazy || elsewhere {
         return Ok(0);
     }
-    // for ever is more than a clock can say: a century
-    let deadline = Instant::now() + Duration::from_secs(args.timeout.min(u32::MAX.into()));
     let mounter = mount.super_options.split(',').find_map(|o| o.strip_prefix("user_id=")?.parse().ok());
     let source = Source::of(&mount);
     let devices = match source.tenant {
@@ -129,11 +137,11 @@ pub fn backing(mount: &Mount) -> Backing {
     }
 }
 
-fn detach(target: &Path, args: &Args) -> Result<(), Failure> {
+/// `forced`: the user has asked for that, which is none yet.
+fn detach(target: &Path, lazy: bool, forced: bool) -> Result<(), Failure> {
     let show = target.display();
     let mut flags = UnmountFlags::NOFOLLOW;
-    flags.set(UnmountFlags::DETACH, args.lazy);
-    flags.set(UnmountFlags::FORCE, args.force);
+    flags.set(UnmountFlags::DETACH, lazy);
     // the server of a tenant that was unmounted a moment ago still has a directory of the volume open, for a moment
     let (mut tries, mut done) = (50, unmount(target, flags));
     while done == Err(Errno::BUSY) && tries > 0 && tenants_of(target).is_empty() {
@@ -150,11 +158,12 @@ fn detach(target: &Path, args: &Args) -> Result<(), Failure> {
                     format!("busy: tenants of it are mounted by themselves: unmount {} first", tenants.join(", "))
                 }
                 _ => format!(
-                    "busy: files or directories in it are in use: `fuser -vm {show}` shows by whom, --lazy detaches it"
+                    "busy: files or directories in it are in use: `fuser -vm {show}` shows by whom, --lazy detaches it{}",
+                    if forced { "; --force cuts off a process that does not answer, not its users" } else { "" }
                 ),
             },
         )),
-        Err(Errno::PERM) => by_fusermount(target, args.lazy),
+        Err(Errno::PERM) => by_fusermount(target, lazy),
         Err(e) => Err(Failure::at("cannot unmount", &show, host_error(&io::Error::from(e)))),
     }
 }
