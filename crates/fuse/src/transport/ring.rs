@@ -73,6 +73,8 @@ struct Queue {
     /// Entries, and those of them that are deferred.
     depth: usize,
     deferred: usize,
+    /// Entries that it has at most: [`DEPTH_MAX`], or those that there was memory for.
+    most: usize,
     behind: Behind,
 }
 
@@ -93,9 +95,9 @@ impl Queue {
         self.behind == Behind::Next || self.behind == Behind::Fetching(entry)
     }
 
-    /// Whether it gets no more entries, and few of `most` are left.
-    fn is_crowded(&self, most: usize) -> bool {
-        self.depth >= most && self.depth - self.deferred < CROWDED.min(most / 2)
+    /// Whether it gets no more entries, and few of them are left.
+    fn is_crowded(&self) -> bool {
+        self.depth >= self.most && self.depth - self.deferred < CROWDED.min(self.most / 2)
     }
 }
 
@@ -135,8 +137,6 @@ pub(crate) struct Ring {
     alive: usize,
     /// The kernel has given entries back, for the connection has ended.
     over: bool,
-    /// Entries that a queue has at most: [`DEPTH_MAX`].
-    depth_max: usize,
     memory: Memory,
 }
 
@@ -174,19 +174,21 @@ impl Ring {
             queues: place
                 .queues
                 .into_iter()
-                .map(|qid| Queue { qid, depth: 0, deferred: 0, behind: Behind::No })
+                .map(|qid| Queue { qid, depth: 0, deferred: 0, most: DEPTH_MAX, behind: Behind::No })
                 .collect(),
             ticket: Ticket { mailbox: mailbox.clone(), entry: 0, crowded: false },
             mailbox,
             count: Box::new(0),
             alive: 0,
             over: false,
-            depth_max: DEPTH_MAX,
             memory: Memory { large: false, came: false, is_set: false, after },
         };
         ring.listen()?;
         for i in 0..ring.queues.len() {
-            ring.grow(i, DEPTH)?;
+            for _ in 0..DEPTH {
+                let entry = ring.fresh(i)?;
+                ring.add(i, entry)?;
+            }
         }
         ring.submit()?;
         // What is refused is told at once; requests may have come, too, which are taken later.
@@ -291,7 +293,7 @@ impl Ring {
         self.ticket.entry = i as u32;
         let queue = self.queue_of(i);
         let urgent = queue.filter(|q| self.queues[*q].is_urgent(i));
-        self.ticket.crowded = urgent.is_some() || queue.is_some_and(|q| self.queues[q].is_crowded(self.depth_max));
+        self.ticket.crowded = urgent.is_some() || queue.is_some_and(|q| self.queues[q].is_crowded());
         if let Some(q) = urgent {
             // until it is committed
             self.queues[q].behind = Behind::Next;
@@ -329,10 +331,10 @@ impl Ring {
         self.alive -= 1;
         let Some(q) = self.queue_of(i) else { return Ok(()) };
         self.queues[q].deferred += 1;
-        let Queue { depth, deferred, .. } = self.queues[q];
-        if depth - deferred < RESERVE && depth < self.depth_max {
+        let Queue { depth, deferred, most, .. } = self.queues[q];
+        if depth - deferred < RESERVE && depth < most {
             self.queues[q].behind = Behind::Next;
-            self.grow(q, GROWTH)?;
+            self.grow(q)?;
         }
         Ok(())
     }
@@ -380,19 +382,42 @@ impl Ring {
         self.queues.iter().position(|q| q.qid == self.entries[i].qid)
     }
 
-    /// Gives the kernel more entries of a queue.
-    fn grow(&mut self, q: usize, by: usize) -> io::Result<()> {
-        for _ in 0..by {
-            let mut entry = Entry::new(self.queues[q].qid)?;
-            if std::env::var(FAILPOINT).is_ok_and(|cpu| cpu == entry.qid.to_string()) {
-                entry.iovecs[1].len = 0;
+    /// Gives the kernel more entries of a queue, as many as there is memory for: where there is none, it goes on with those that
+    /// it has.
+    fn grow(&mut self, q: usize) -> io::Result<()> {
+        for _ in 0..GROWTH {
+            match self.fresh(q) {
+                Ok(entry) => self.add(q, entry)?,
+                Err(e) => {
+                    let queue = &mut self.queues[q];
+                    queue.most = queue.depth;
+                    tracing::warn!(error = %e, queue = queue.qid, entries = queue.depth,
+                                   "no memory for more requests at once: those that wait for the volume may hold up others");
+                    break;
+                }
             }
-            self.entries.push(entry);
-            self.queues[q].depth += 1;
-            self.alive += 1;
-            self.give(self.entries.len() - 1, abi::URING_REGISTER)?;
         }
         Ok(())
+    }
+
+    /// A further entry of a queue, which the kernel does not have yet.
+    fn fresh(&self, q: usize) -> io::Result<Entry> {
+        #[cfg(test)]
+        if tests::NO_MEMORY.get() {
+            return Err(Errno::NOMEM.into());
+        }
+        let mut entry = Entry::new(self.queues[q].qid)?;
+        if std::env::var(FAILPOINT).is_ok_and(|cpu| cpu == entry.qid.to_string()) {
+            entry.iovecs[1].len = 0;
+        }
+        Ok(entry)
+    }
+
+    fn add(&mut self, q: usize, entry: Entry) -> io::Result<()> {
+        self.entries.push(entry);
+        self.queues[q].depth += 1;
+        self.alive += 1;
+        self.give(self.entries.len() - 1, abi::URING_REGISTER)
     }
 
     /// An entry that the kernel does not have any more.
@@ -508,6 +533,7 @@ fn set_len(sqe: &mut Entry128, len: u32) {
 mod tests {
     use super::*;
     use rustix::thread::sched_getaffinity;
+    use std::cell::Cell;
     use std::fs::File;
     use std::io::{Write as _, stderr};
     use std::os::fd::AsFd;
@@ -515,6 +541,11 @@ mod tests {
     use std::sync::mpsc;
     use std::thread;
     use std::time::Duration;
+
+    thread_local! {
+        /// No entry can be made.
+        pub(super) static NO_MEMORY: Cell<bool> = const { Cell::new(false) };
+    }
 
     /// The null device takes all commands: as a kernel that has a request for each entry as soon as it has the entry.
     fn of_null(null: &File) -> Option<Ring> {
@@ -534,7 +565,7 @@ mod tests {
         let null = File::options().read(true).write(true).open("/dev/null").unwrap();
         let served = thread::spawn(move || {
             let mut ring = of_null(&null)?;
-            ring.depth_max = DEPTH + 8 * GROWTH;
+            ring.queues[0].most = DEPTH + 8 * GROWTH;
             let mut tickets: Vec<(u32, bool)> = Vec::new();
             let serve = |_: &Request<'_>, _: &mut Answer, ticket: &Ticket| {
                 let first = ticket.crowded && tickets.iter().all(|(_, crowded)| !crowded);
@@ -551,10 +582,29 @@ mod tests {
         assert_eq!((again, tickets.len()), (2, DEPTH + 8 * GROWTH + 1));
     }
 
+    /// A queue that cannot grow goes on with what it has.
+    #[test]
+    fn without_memory_for_more_entries_it_goes_on() {
+        let null = File::options().read(true).write(true).open("/dev/null").unwrap();
+        let served = thread::spawn(move || {
+            let mut ring = of_null(&null)?;
+            NO_MEMORY.set(true);
+            let mut deferred = 0;
+            let serve = |_: &Request<'_>, _: &mut Answer, _: &Ticket| {
+                deferred += 1;
+                Reply::Deferred
+            };
+            ring.run(serve, None, &|| true).unwrap();
+            Some((deferred, ring.queues[0].most, ring.queues[0].is_crowded()))
+        });
+        let Some(served) = served.join().unwrap() else { return };
+        assert_eq!(served, (DEPTH, DEPTH, true));
+    }
+
     #[test]
     fn what_a_commit_fetches_is_urgent_until_it_fetches_nothing() {
         let urgent = |behind| {
-            let queue = Queue { qid: 0, depth: 256, deferred: 0, behind };
+            let queue = Queue { qid: 0, depth: 256, deferred: 0, most: DEPTH_MAX, behind };
             [3, 4].map(|entry| queue.is_urgent(entry))
         };
         assert_eq!(urgent(Behind::No), [false, false]);
@@ -593,7 +643,7 @@ mod tests {
             let over = &over;
             let served = s.spawn(move || {
                 let mut ring = of_null(&null)?;
-                ring.depth_max = DEPTH;
+                ring.queues[0].most = DEPTH;
                 let mut tickets = Vec::new();
                 let serve = |_: &Request<'_>, _: &mut Answer, ticket: &Ticket| {
                     tickets.push(ticket.clone());
