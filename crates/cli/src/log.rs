@@ -1,7 +1,6 @@
 //! Where the log goes and how much of it.
 
 use crate::failure::{Failure, host_error};
-use crate::mountinfo;
 use crate::system_log::Lines;
 use std::ffi::OsString;
 use std::fs::OpenOptions;
@@ -30,16 +29,14 @@ impl LogArgs {
         self.log_file = file.or(self.log_file.take());
     }
 
-    /// Nothing is looked up where the volume is `mounted` already: whoever takes its server's place must not ask it.
+    /// Of a volume that is `mounted` already, whose server's place is taken, nothing is looked up on it.
     ///
     /// # Errors
     /// The file lies below the mount point: after an upgrade the server would write into what it serves.
     pub fn check_outside(&self, mountpoint: &Path, mounted: bool, codes: &Codes) -> Result<(), Failure> {
         let Some(file) = &self.log_file else { return Ok(()) };
-        let plain = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-        let lies_below = plain(file).starts_with(plain(mountpoint))
-            || !mounted && mountinfo::absolute(file).starts_with(mountinfo::absolute(mountpoint));
-        if !lies_below {
+        let on = resolved(mountpoint, None).unwrap_or_else(|| mountpoint.to_path_buf());
+        if resolved(file, mounted.then_some(&*on)).is_some_and(|file| !file.starts_with(&on)) {
             return Ok(());
         }
         let why = "it would lie on the volume that is mounted: name a file elsewhere";
@@ -50,6 +47,39 @@ impl LogArgs {
     pub fn to_file(&self) -> bool {
         self.log_file.is_some()
     }
+}
+
+/// As many links as the kernel follows.
+const LINKS: u32 = 40;
+
+/// Where a file is that is opened, or made, by this path: as the kernel finds it, the last link followed, too. `None`: it leads
+/// into the directory `closed`, in which nothing is looked up, or links lead in circles.
+fn resolved(path: &Path, closed: Option<&Path>) -> Option<PathBuf> {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    let parts = |path: &Path| -> Vec<OsString> { path.components().rev().map(|c| c.as_os_str().to_owned()).collect() };
+    // the next one last
+    let (mut at, mut left, mut links) = (PathBuf::from("/"), parts(&path), 0);
+    while let Some(part) = left.pop() {
+        if part == ".." {
+            at.pop();
+            continue;
+        }
+        if closed == Some(&*at) && part != "." {
+            return None;
+        }
+        let next = at.join(&part);
+        // where it cannot be read, or is none, opening tells
+        let Ok(link) = std::fs::read_link(&next) else {
+            at = next;
+            continue;
+        };
+        links += 1;
+        if links > LINKS {
+            return None;
+        }
+        left.extend(parts(&link));
+    }
+    Some(at)
 }
 
 /// What another process that is to log as this one is called with.
@@ -103,4 +133,43 @@ pub fn start(args: &LogArgs, default: &str, codes: &Codes, background: bool) -> 
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn paths_lead_where_the_kernel_opens_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = std::fs::canonicalize(dir.path()).unwrap();
+        let on = top.join("mnt");
+        for name in ["mnt/sub", "var"] {
+            std::fs::create_dir_all(top.join(name)).unwrap();
+        }
+        for (to, name) in [("mnt/new.log", "dangling"), ("../var", "mnt/out"), ("circle", "circle"), ("mnt/sub", "in")]
+        {
+            symlink(to, top.join(name)).unwrap();
+        }
+        let at = |path: &str, mounted: bool| resolved(&top.join(path), mounted.then_some(&*on));
+        for mounted in [false, true] {
+            assert_eq!(at("mnt/../var/x.log", mounted), Some(top.join("var/x.log")));
+            assert_eq!(at("var/x.log", mounted), Some(top.join("var/x.log")));
+            assert_eq!(at("mnt.log", mounted), Some(top.join("mnt.log")));
+            assert_eq!(at("circle", mounted), None);
+        }
+        assert_eq!(at("dangling", false), Some(on.join("new.log")));
+        assert_eq!(at("in/../x.log", false), Some(on.join("x.log")));
+        assert_eq!(at("mnt/out/x.log", false), Some(top.join("var/x.log")));
+        // nothing is looked up there
+        for path in ["dangling", "in/../x.log", "mnt/out/x.log", "mnt/x.log", "var/../mnt/./x.log"] {
+            assert_eq!(at(path, true), None, "{path}");
+        }
+        let args = |file: &str| LogArgs { level: None, log_file: Some(top.join(file)) };
+        let codes = Codes { usage: 1, file: 2 };
+        assert!(args("mnt/../var/x.log").check_outside(&on, false, &codes).is_ok());
+        assert!(args("dangling").check_outside(&on, false, &codes).is_err());
+        assert!(args("dangling").check_outside(&on, true, &codes).is_err());
+    }
 }
