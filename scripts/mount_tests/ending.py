@@ -1,11 +1,17 @@
 """How a mount ends that is in use, has moved, or whose process does not answer: what was acknowledged is not lost (docs/mounted.md)."""
 
+import contextlib
 import mmap
 import os
+import pathlib
+import re
+import shutil
 import signal
+import time
 
-from fslib import run, wait_for
+from fslib import fork_for, run, wait_for
 from mount_tests.common import check, daemon_only, must, root_only, same, write_synced
+from mount_tests.guard import PTRACE_DETACH, ptrace, stop, threads_named
 from mount_tests.helpers import small_volume
 
 # The kernel tells the server of no sync, and the server commits by itself much later.
@@ -61,3 +67,187 @@ def umount_by_force_cuts_off_who_does_not_answer(volume, _top):
         v.mount("transport=dev")
         same((v.mnt / "f").read_bytes(), b"synced", "content")
         v.umount()
+
+
+def killed_later(v, pid):
+    """The server is killed, and what is left of the mount goes."""
+    os.kill(pid, signal.SIGKILL)
+    wait_for("the end of the daemon", lambda: not os.path.exists(f"/proc/{pid}"), 20)
+    run("umount", "-l", v.mnt, ok=None)
+
+
+@contextlib.contextmanager
+def in_use(path):
+    """A file that is open, and may be cut off."""
+    file = os.open(path, os.O_CREAT | os.O_RDWR)
+    try:
+        yield file
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(file)
+
+
+@contextlib.contextmanager
+def logged_mount(v, *options):
+    """Mounts with a log of its own: a function that gives its text."""
+    file = v.image.with_suffix(".ending.log")
+    file.unlink(missing_ok=True)
+    v.mount(*options, f"log={file}")
+    try:
+        yield file.read_text
+    finally:
+        file.unlink(missing_ok=True)
+
+
+@check
+def sigterm_makes_a_busy_mount_durable(volume, _top):
+    daemon_only(volume)
+    root_only()
+    with small_volume(volume) as v, logged_mount(v, LATE) as said:
+        pid = v.daemon()
+        leave_dirty(v.mnt / "f", b"not synced")
+        with open(v.mnt / "g", "wb"):
+            os.kill(pid, signal.SIGTERM)
+            wait_for("its word", lambda: "busy: synced and detached" in said(), 20)
+            killed_later(v, pid)
+        v.mount(LATE)
+        same((v.mnt / "f").read_bytes(), b"not synced", "content")
+
+
+@check
+def sigterm_after_a_lazy_unmount(volume, _top):
+    """It cannot be reached any more, and a second signal would cut off who uses it."""
+    daemon_only(volume)
+    root_only()
+    with small_volume(volume) as v, logged_mount(v, LATE) as said:
+        pid = v.daemon()
+        leave_dirty(v.mnt / "f", b"not synced")
+        with in_use(v.mnt / "g") as file:
+            run("umount", "-l", v.mnt)
+            os.kill(pid, signal.SIGTERM)
+            wait_for("its word", lambda: "it was detached before: synced" in said(), 20)
+            os.write(file, b"still served")
+            os.kill(pid, signal.SIGTERM)
+            wait_for("the end of the daemon", lambda: not os.path.exists(f"/proc/{pid}"), 20)
+        v.mount(LATE)
+        same((v.mnt / "f").read_bytes(), b"not synced", "content")
+
+
+@contextlib.contextmanager
+def below_another(v):
+    """Its mount point lies in a directory that has another name in the end."""
+    above, renamed, before = v.mnt.parent / "above", v.mnt.parent / "renamed", v.mnt
+    v.mnt = above / before.name
+    v.mnt.mkdir(parents=True)
+
+    def rename():
+        above.rename(renamed)
+        # as the server was called; what is seen is elsewhere
+        return renamed / before.name
+
+    try:
+        yield rename
+    finally:
+        for path in v.mnt, renamed / before.name:
+            run("umount", "-l", path, ok=None)
+        for pid in v.daemons():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        v.mnt = before
+        for path in above, renamed:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@check
+def sigterm_after_a_directory_above_was_renamed(volume, _top):
+    daemon_only(volume)
+    root_only()
+    with small_volume(volume) as v, below_another(v) as rename:
+        v.mount(LATE)
+        pid = v.daemon()
+        leave_dirty(v.mnt / "f", b"not synced")
+        now = rename()
+        os.kill(pid, signal.SIGTERM)
+        wait_for("the end of the daemon", lambda: not os.path.exists(f"/proc/{pid}"), 20)
+        must(not os.path.ismount(now), "it is mounted yet")
+        v.mnt = now
+        v.mount(LATE)
+        same((v.mnt / "f").read_bytes(), b"not synced", "content")
+        v.umount()
+
+
+@check
+def supervised_where_a_directory_above_was_renamed(volume, _top):
+    """The mount comes back where it was seen last."""
+    daemon_only(volume)
+    root_only()
+    with small_volume(volume) as v, below_another(v) as rename:
+        v.mount(f"supervise,{LATE}")
+        write_synced(v.mnt / "f", b"synced")
+        now = rename()
+        parent, child = sorted(v.daemons(), key=started)
+        os.kill(child, signal.SIGKILL)
+        wait_for("the mount to come back", lambda: readable(now / "f"), 20)
+        same(((now / "f").read_bytes(), os.path.ismount(now)), (b"synced", True), "content, and whether it is mounted")
+        os.kill(parent, signal.SIGTERM)
+        wait_for("the end of the parent", lambda: not os.path.exists(f"/proc/{parent}"), 20)
+        must(not os.path.ismount(now), "it is mounted yet")
+
+
+def started(pid):
+    return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def readable(path):
+    with contextlib.suppress(OSError):
+        return bool(path.read_bytes())
+    return False
+
+
+@check
+def a_second_signal_cuts_off_while_the_first_waits(volume, _top):
+    """Unmounting waits for a server that is stopped in part: for its own answer."""
+    daemon_only(volume)
+    root_only()
+    with small_volume(volume) as v:
+        v.mount(LATE)
+        pid = v.daemon()
+        leave_dirty(v.mnt / "f", bytes(4096))
+        with in_use(v.mnt / "g") as file:
+            # who serves
+            stopped = [t for t in threads_named(pid, "fuse-") if re.fullmatch(r"fuse-\d+", name_of(pid, t))]
+            for thread in stopped:
+                stop(thread)
+            try:
+                os.kill(pid, signal.SIGTERM)
+                wait_for("the first signal's work", lambda: threads_named(pid, "fuse-end"), 10)
+                time.sleep(0.5)
+                must(threads_named(pid, "fuse-end"), "the first signal does not wait")
+                os.kill(pid, signal.SIGTERM)
+                wait_for("the end of the connection", lambda: fails(file), 10)
+            finally:
+                for thread in stopped:
+                    ptrace(PTRACE_DETACH, thread)
+        wait_for("the end of the daemon", lambda: not os.path.exists(f"/proc/{pid}"), 20)
+        v.mount(LATE)
+        v.umount()
+        same(v.fsck("-f", "-n")[0], 0, "exit code of fsck")
+
+
+def name_of(pid, thread):
+    return pathlib.Path(f"/proc/{pid}/task/{thread}/comm").read_text().strip()
+
+
+def fails(file):
+    """In a process of its own: it may wait."""
+    pid, reader = fork_for(lambda _pipe: os.fstat(file))
+    os.close(reader)
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return status != 0
+        time.sleep(0.02)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return False

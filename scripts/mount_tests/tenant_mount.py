@@ -337,8 +337,35 @@ def sigterm_while_a_tenant_is_busy(volume, _top):
             pids = v.daemons()
             os.kill(pids[0], signal.SIGTERM)
             wait_for("both to be detached", lambda: not os.path.ismount(point) and not v.mount_entry(), 20)
+            # as users of the volume's own mount, this one is not cut off
+            time.sleep(7)
+            file.write(", and later")
+            file.flush()
+            os.fsync(file.fileno())
         for pid in pids:
             wait_for("the end of the daemon", lambda pid=pid: not os.path.exists(f"/proc/{pid}"), 30)
+        v.mount()
+        same((v.mnt / "a/f").read_text(), "written before, and later", "content")
+
+
+@check
+def a_second_sigterm_cuts_off_users_of_a_tenant(volume, _top):
+    """What the first one found is durable by then."""
+    with tenants(volume) as (v, point):
+        alone(v, point)
+        file = os.open(point / "f", os.O_CREAT | os.O_WRONLY)
+        try:
+            os.write(file, b"written before")
+            (pid,) = v.daemons()
+            os.kill(pid, signal.SIGTERM)
+            wait_for("both to be detached", lambda: not os.path.ismount(point) and not v.mount_entry(), 20)
+            os.kill(pid, signal.SIGTERM)
+            wait_for("the end of the daemon", lambda: not os.path.exists(f"/proc/{pid}"), 30)
+            with refused(errno.ENOTCONN, errno.EIO, errno.ECONNABORTED):
+                os.fstat(file)
+        finally:
+            with contextlib.suppress(OSError):
+                os.close(file)
         v.mount()
         same((v.mnt / "a/f").read_text(), "written before", "content")
 

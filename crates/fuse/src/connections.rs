@@ -22,6 +22,7 @@
 
 use crate::abi::{self, op};
 use crate::channel::Channel;
+use crate::ending;
 use crate::fs::{BraidFs, Context, Job};
 use crate::mount::{Mount, MountConfig};
 use crate::node::WireId;
@@ -48,6 +49,8 @@ const DROP: Duration = Duration::from_millis(20);
 const END: Duration = Duration::from_secs(5);
 /// The log is told of what does not end that often.
 pub(crate) const TELL: Duration = Duration::from_secs(30);
+/// How often is looked whether users of tenants may go on.
+const TURN: Duration = Duration::from_millis(500);
 /// From one look to the next.
 const MOMENT: Duration = Duration::from_micros(200);
 
@@ -131,6 +134,10 @@ struct List {
     tenants: Vec<Entry>,
     /// No further one: the volume is being closed.
     closed: bool,
+    /// It was asked for by a signal: their users may go on until they leave.
+    patient: bool,
+    /// And by another one: they may not.
+    cut_off: bool,
     /// The volume's own mount.
     main: Weak<Channel>,
     config: Option<MountConfig>,
@@ -393,8 +400,10 @@ impl Connections {
         true
     }
 
-    fn mounts(&self) -> Vec<Arc<Mount>> {
-        self.list.lock().tenants.iter().filter_map(|e| e.mount.clone()).collect()
+    /// Those that are there, with their channels: one that ends waits until nobody has its own.
+    fn mounts(&self) -> Vec<(Arc<Mount>, Weak<Channel>)> {
+        let there = |e: &Entry| Some((e.mount.clone()?, Arc::downgrade(e.channel.as_ref()?)));
+        self.list.lock().tenants.iter().filter_map(there).collect()
     }
 
     /// The other borders: name, root, where it is mounted.
@@ -404,14 +413,18 @@ impl Connections {
         others.map(|e| (e.own.tenant.clone(), e.own.root, e.own.point.clone())).collect()
     }
 
-    /// Unmounts them, as the volume is to be: what is busy is synced and detached, and ends with its last user.
+    /// Unmounts them, as the volume is to be: what is busy is synced and detached, and ends with its last user, and the volume
+    /// after that, unless [`Self::cut_off`] is called.
     pub fn unmount(&self) {
         if !self.any() {
             return;
         }
-        self.list.lock().closed = true;
-        for mount in self.mounts() {
-            if let Err(e) = crate::serve::end(&mount) {
+        {
+            let mut list = self.list.lock();
+            (list.closed, list.patient) = (true, true);
+        }
+        for (mount, channel) in self.mounts() {
+            if let Err(e) = ending::end(&mount, self, &channel) {
                 tracing::warn!(point = %mount.point().display(), error = %e, "cannot unmount a tenant");
             }
         }
@@ -422,19 +435,43 @@ impl Connections {
         drop(pins);
     }
 
-    /// They end, whoever uses them: the volume's own mount has.
-    pub fn end(&self) {
+    /// Nobody waits for their users any more.
+    pub fn cut_off(&self) {
+        let mut list = self.list.lock();
+        (list.closed, list.cut_off) = (true, true);
+        drop(list);
+        self.changed.notify_all();
+    }
+
+    /// They end, as the volume's own mount has: each with its last user where that mount was asked to end, else whoever uses
+    /// them.
+    pub fn end(self: &Arc<Self>) {
         self.list.lock().closed = true;
         if !self.any() {
             return;
         }
-        for mount in self.mounts() {
+        for (mount, _) in self.mounts() {
+            // not there any more, or busy elsewhere
             let _ = mount.unmount(true);
         }
+        // What the kernel holds of them would be lost. It may wait for the device: so not here.
+        let all = self.clone();
+        let _ = run_aside("fuse-write-back", move || all.write_back_all());
         if self.wait(END) {
             return;
         }
-        for mount in self.mounts() {
+        if self.is_patient() {
+            tracing::warn!(
+                "the volume's mount has ended, its tenants are in use: they end with their last users, and the volume then; or \
+                 ask again to cut them off"
+            );
+            while self.is_patient() {
+                if self.wait(TURN) {
+                    return;
+                }
+            }
+        }
+        for (mount, _) in self.mounts() {
             tracing::warn!(point = %mount.point().display(), "the volume's mount has ended: its tenant's users are cut off");
             if let Err(e) = mount.abort() {
                 tracing::error!(error = %e, "cannot end the connection of a tenant");
@@ -444,6 +481,11 @@ impl Connections {
         while !self.wait(TELL) {
             tracing::error!("the volume cannot be closed: requests of a tenant's mount have not ended");
         }
+    }
+
+    fn is_patient(&self) -> bool {
+        let list = self.list.lock();
+        list.patient && !list.cut_off
     }
 
     /// Whether a directory is a border for those on this connection.

@@ -24,6 +24,7 @@ mod daemon;
 mod direct_writes;
 mod dirty;
 mod dirty_grants;
+mod ending;
 mod failed;
 mod flagged;
 mod fs;

@@ -7,7 +7,7 @@ use crate::channel::open_device;
 use crate::dirty::DirtyLimit;
 use crate::fs::MAX_IO_BYTES;
 use crate::latency::Latency;
-use crate::mount_table::{Found, MountId, look_at, top_at};
+use crate::mount_table::{MountId, Place, place_of, top_at};
 use crate::ops::TellDevices;
 use crate::profile::Profile;
 use crate::supervise::Guard;
@@ -239,7 +239,7 @@ impl Mount {
         self.left.store(true, Ordering::SeqCst);
     }
 
-    /// Directory that it is mounted on.
+    /// Directory that it was mounted on.
     pub fn point(&self) -> &Path {
         &self.point
     }
@@ -249,20 +249,20 @@ impl Mount {
         self.id
     }
 
-    /// Whether it is still there (and on top).
-    pub fn exists(&self) -> bool {
-        let top = || top_at(&self.point).ok().flatten();
-        self.id.is_some_and(|id| top().is_some_and(|top| top.id.is(&id)))
+    /// Where it is now: somebody may have renamed a directory above it, moved it or mounted over it.
+    pub fn place(&self) -> Place {
+        self.id.map_or(Place::Gone, |id| place_of(&self.point, &id))
     }
 
-    /// Whether somebody has mounted over it.
-    pub fn is_covered(&self) -> bool {
-        !self.exists() && self.id.is_some_and(|id| look_at(&self.point, &id) == Found::Covered)
-    }
-
-    /// Unmounts; with `lazy` also where it is busy: it then lives on for those who use it.
+    /// Unmounts it where it is on top; with `lazy` also where it is busy: it then lives on for those who use it.
+    ///
+    /// # Errors
+    /// Of umount(2); ENOENT: it is not there, or something is mounted over it.
     pub fn unmount(&self, lazy: bool) -> io::Result<()> {
-        unmount(&self.point, lazy)
+        match self.place() {
+            Place::OnTop(point) => unmount(&point, lazy),
+            Place::Covered | Place::Gone => Err(Errno::NOENT.into()),
+        }
     }
 
     /// Ends the connection: every operation under way and to come fails. Root only.
@@ -294,8 +294,8 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         if !self.left.load(Ordering::SeqCst)
-            && self.exists()
-            && let Err(e) = self.unmount(true)
+            && let Place::OnTop(point) = self.place()
+            && let Err(e) = unmount(&point, true)
         {
             tracing::warn!(point = %self.point.display(), error = %e, "cannot unmount");
         }

@@ -68,6 +68,8 @@ pub(crate) struct Top {
     pub options: String,
     /// Of the file system.
     pub super_options: String,
+    /// Where.
+    point: PathBuf,
     /// The number and device of the one below it at the same place.
     below: Option<(u64, (u32, u32))>,
 }
@@ -95,6 +97,11 @@ impl DeadMount {
         self.top.id
     }
 
+    /// Where it is, or was when it was looked at.
+    pub fn point(&self) -> &Path {
+        &self.top.point
+    }
+
     /// Its options as the kernel has them, remounts included: of the mount, and what of the file system's (`ro`, `sync`,
     /// `lazytime`, `dirsync`) are no words of FUSE.
     pub fn options(&self) -> String {
@@ -116,7 +123,8 @@ impl DeadMount {
     ///
     /// # Errors
     /// Of `umount`, for want of permission for instance.
-    pub fn detach(&self, point: &Path) -> io::Result<bool> {
+    pub fn detach(&self) -> io::Result<bool> {
+        let point = self.point();
         let top = top_at(point)?;
         if self.detached {
             return Ok(self.leaves_free(top.as_ref()));
@@ -141,12 +149,12 @@ pub fn dead_at(point: &Path) -> Option<DeadMount> {
     (top.is_braidfs() && is_unserved(point)).then(|| DeadMount::new(top))
 }
 
-/// Where a mount that a process made is.
+/// What a mount that a process made is like.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// On top, and nobody serves it.
+    /// On top where it is, and nobody serves it.
     Dead(Top),
-    /// On top, and its connection goes on.
+    /// On top where it is, and its connection goes on.
     Alive,
     /// Somebody has mounted over it.
     Covered,
@@ -154,27 +162,58 @@ pub(crate) enum Found {
     Gone,
 }
 
-/// Looks for the mount `ours` at `point`. Asks nobody else's.
+/// Where a mount is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// On top at this path.
+    OnTop(PathBuf),
+    /// Somebody has mounted over it, or it cannot be told.
+    Covered,
+    /// Not in the table of mounts.
+    Gone,
+}
+
+/// Looks for the mount `ours`, which was at `point` when it was last seen. Asks nobody else's whether it is served.
 pub(crate) fn look_at(point: &Path, ours: &MountId) -> Found {
-    match top_at(point) {
-        Ok(Some(top)) if top.id.is(ours) => {
-            if is_unserved(point) {
-                Found::Dead(top)
-            } else {
-                Found::Alive
-            }
+    match find_ours(point, ours) {
+        (Place::OnTop(point), Some(top)) if is_unserved(&point) => Found::Dead(top),
+        (Place::OnTop(_), _) => Found::Alive,
+        (Place::Covered, _) => Found::Covered,
+        (Place::Gone, _) => Found::Gone,
+    }
+}
+
+/// Where the mount `ours` is, which was at `point` when it was last seen. Asks no server.
+pub(crate) fn place_of(point: &Path, ours: &MountId) -> Place {
+    find_ours(point, ours).0
+}
+
+/// Also what is on top there, where that is `ours`. A directory above a mount point may be renamed, and a mount be moved.
+fn find_ours(point: &Path, ours: &MountId) -> (Place, Option<Top>) {
+    // not known: nothing is touched
+    let unknown = |e: io::Error| {
+        tracing::debug!(error = %e, "cannot read the table of mounts");
+        (Place::Covered, None)
+    };
+    let on_top = |point: &Path| Ok(top_at(point)?.filter(|top| top.id.is(ours)));
+    let mut at = point.to_path_buf();
+    for _ in 0..TRIES {
+        match on_top(&at) {
+            Ok(Some(top)) => return (Place::OnTop(top.point.clone()), Some(top)),
+            Ok(None) => {}
+            Err(e) => return unknown(e),
         }
-        Ok(_) => {
-            let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
-            let listed = lines_at(&table, point).any(|l| (l.number, l.dev) == (ours.number, ours.dev));
-            if listed { Found::Covered } else { Found::Gone }
-        }
-        // not known: nothing is touched
-        Err(e) => {
-            tracing::debug!(error = %e, "cannot read the table of mounts");
-            Found::Covered
+        let listed = match std::fs::read("/proc/self/mountinfo") {
+            Ok(table) => point_of(&table, ours),
+            Err(e) => return unknown(e),
+        };
+        match listed {
+            None => return (Place::Gone, None),
+            Some(there) if there == at => break,
+            Some(there) => at = there,
         }
     }
+    (Place::Covered, None)
 }
 
 /// What is on top at `point`; `None`: nothing is mounted there.
@@ -258,6 +297,7 @@ fn find(table: &[u8], point: &Path, (unique, number): Numbers) -> Option<Top> {
     let below = lines.iter().enumerate().rev().find(|(i, _)| *i != at).map(|(_, l)| (l.number, l.dev));
     Some(Top {
         id: MountId { unique, number: line.number, dev: line.dev },
+        point: point.to_path_buf(),
         kind: text(line.kind),
         options: text(line.options),
         super_options: text(line.super_options),
@@ -268,27 +308,37 @@ fn find(table: &[u8], point: &Path, (unique, number): Numbers) -> Option<Top> {
 struct Line<'a> {
     number: u64,
     dev: (u32, u32),
+    /// As the kernel writes it.
+    point: &'a [u8],
     options: &'a [u8],
     kind: &'a [u8],
     super_options: &'a [u8],
 }
 
+/// Where the table of mounts has this one.
+fn point_of(mountinfo: &[u8], mount: &MountId) -> Option<PathBuf> {
+    let line = lines(mountinfo).find(|l| (l.number, l.dev) == (mount.number, mount.dev))?;
+    Some(PathBuf::from(OsString::from_vec(unescape(line.point))))
+}
+
 /// Lines of the table of mounts about `point`, oldest first.
 fn lines_at<'a>(mountinfo: &'a [u8], point: &Path) -> impl Iterator<Item = Line<'a>> + use<'a> {
     let wanted = escape(point.as_os_str().as_bytes());
-    mountinfo.split(|&b| b == b'\n').filter_map(move |line| {
+    lines(mountinfo).filter(move |line| line.point == wanted)
+}
+
+fn lines(mountinfo: &[u8]) -> impl Iterator<Item = Line<'_>> {
+    mountinfo.split(|&b| b == b'\n').filter_map(|line| {
         let mut fields = line.split(|&b| b == b' ');
         let number = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
         let (major, minor) = std::str::from_utf8(fields.nth(1)?).ok()?.split_once(':')?;
         let dev = (major.parse().ok()?, minor.parse().ok()?);
-        if fields.nth(1)? != wanted {
-            return None;
-        }
+        let point = fields.nth(1)?;
         let options = fields.next()?;
         // optional fields end with a lone "-"; type, source and the file system's options follow
         let mut rest = fields.skip_while(|f| *f != b"-").skip(1);
         let kind = rest.next()?;
-        Some(Line { number, dev, options, kind, super_options: rest.nth(1).unwrap_or_default() })
+        Some(Line { number, dev, point, options, kind, super_options: rest.nth(1).unwrap_or_default() })
     })
 }
 
@@ -388,5 +438,15 @@ mod tests {
         let other = MountId { unique: root.id.unique.map(|u| u + 1), number: u64::MAX, dev: (0, 0) };
         assert_eq!(look_at(Path::new("/"), &other), Found::Gone);
         assert_eq!(top_at(tempfile::tempdir().unwrap().path()).unwrap(), None);
+        // wherever it was before
+        assert_eq!(place_of(Path::new("/missing"), &root.id), Place::OnTop("/".into()));
+        assert_eq!(place_of(Path::new("/"), &other), Place::Gone);
+    }
+
+    #[test]
+    fn a_mount_is_found_where_it_was_moved_to() {
+        let id = |number, dev| MountId { unique: None, number, dev };
+        assert_eq!(point_of(INFO, &id(30, (0, 40))), Some("/mnt/a b".into()));
+        assert_eq!((point_of(INFO, &id(30, (0, 41))), point_of(INFO, &id(32, (0, 40)))), (None, None));
     }
 }

@@ -2,8 +2,8 @@
 
 use crate::abi::init;
 use crate::channel::Channel;
-use crate::connections::Connections;
 use crate::daemon::{asked_to_end, tell_parent};
+use crate::ending::Ending;
 use crate::fs::Negotiated;
 use crate::mount::{Mount, MountConfig};
 use crate::mount_table::MountId;
@@ -13,15 +13,13 @@ use crate::transport::{self, RingPlace, Transport};
 use crate::upgrade::old::{self, HandedOver};
 use crate::watch::listen::Listener;
 use braidfs::Volume;
-use braidfs_sync::plain::Mutex;
-use rustix::fs::{Mode, OFlags};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
 use std::thread;
 
 /// What the kernel is told to read ahead, KiB: one full READ in flight while one is consumed.
@@ -70,7 +68,7 @@ pub enum Progress {
 /// Mounts `vol` and serves it until it is unmounted; then closes it, before returning.
 ///
 /// `tell` is called when the mount is made, which may be more than once, and when it can be used. SIGTERM, SIGINT and SIGHUP unmount: at once, or, where the mount is
-/// busy, after a sync and lazily; a second signal cuts the users off. Where another program takes over
+/// busy, after a sync and lazily; a second signal cuts the users off, whatever the first one waits for. Where another program takes over
 /// ([`MountConfig::upgrade`], [`crate::control::upgrade`]) it returns, too, and the mount goes on. The volume is closed in every case, also where
 /// mounting fails. A caller who keeps a reference to `vol` closes it themselves; it is then only synced here.
 ///
@@ -227,13 +225,15 @@ impl Attached {
     ) -> Result<Served, RunError> {
         let Self { mount, channel, mut signals } = self;
         let handle = signals.handle();
-        let told_to_end = Arc::new(AtomicBool::new(false));
-        let volume = Arc::new(Mutex::new(Weak::new()));
+        let ending = Arc::new(Ending {
+            mount: mount.clone(),
+            channel: Arc::downgrade(&channel),
+            connections: channel.connections().clone(),
+            told: AtomicBool::new(false),
+        });
         let watcher = {
-            let (mount, told, tenants) = (mount.clone(), told_to_end.clone(), channel.connections().clone());
-            let volume = volume.clone();
-            let watch = move || watch(&mount, &tenants, &mut signals, (&told, &volume));
-            thread::Builder::new().name("fuse-signals".into()).spawn(watch)
+            let ending = ending.clone();
+            thread::Builder::new().name("fuse-signals".into()).spawn(move || ending.watch(&mut signals))
         };
         let abandon = || {
             if let Err(e) = mount.abort() {
@@ -244,7 +244,6 @@ impl Attached {
         let mut next = (fresh, rings);
         let result = loop {
             let (fresh, rings) = next;
-            *volume.lock() = fresh.volume();
             let service = Service { channel: channel.clone(), rings, cfg, metrics, abandon: &abandon, over: &over };
             let (fs, prepared) = match session::run(fresh, service, || tell(Progress::Ready)) {
                 Ok(SessionEnd::Stopped(fs, prepared)) => (fs, prepared),
@@ -257,10 +256,10 @@ impl Attached {
                     tracing::info!(pid, "upgraded: another process serves the mount");
                     mount.leave();
                     tell(Progress::HandedOver(pid));
-                    if told_to_end.load(Ordering::SeqCst) {
+                    if ending.told.load(Ordering::SeqCst) {
                         hand_on_the_end(pid, cfg.upgrade.as_ref().and_then(|u| u.supervisor.as_ref()));
                     }
-                    // the thread for signals may wait for an answer of the mount: it ends with this process
+                    // what a signal began may wait for an answer of the mount: it ends with this process
                     return Ok(Served::HandedOver);
                 }
                 HandedOver::No { vol, front, handles, counters } => {
@@ -304,59 +303,5 @@ fn hand_on_the_end(pid: u32, parent: Option<&OwnedFd>) {
         && let Err(e) = rustix::process::kill_process(pid, rustix::process::Signal::TERM)
     {
         tracing::warn!(error = %e, "asked to end, and cannot hand that on");
-    }
-}
-
-/// Unmounts on the first signal, cuts off on the second.
-fn watch(
-    mount: &Mount,
-    tenants: &Connections,
-    signals: &mut Signals,
-    (told, volume): (&AtomicBool, &Mutex<Weak<Volume>>),
-) {
-    for signal in signals.forever() {
-        tracing::info!(signal, "asked to end");
-        let again = told.swap(true, Ordering::SeqCst);
-        if !again {
-            tenants.unmount();
-        }
-        let done = match again {
-            true => mount.abort(),
-            false if mount.is_covered() => make_durable(volume),
-            false => end(mount),
-        };
-        if let Err(e) = done {
-            tracing::error!(point = %mount.point().display(), error = %e, "cannot unmount");
-        }
-    }
-}
-
-/// Where somebody has mounted over the mount it cannot be unmounted: what it holds survives what may come next, a kill for
-/// instance.
-fn make_durable(volume: &Mutex<Weak<Volume>>) -> io::Result<()> {
-    tracing::warn!(
-        "something else is mounted over it: synced, and it goes on; unmount that and then this, or ask again to cut off its users"
-    );
-    // what the kernel holds of it; its root cannot be reached to ask for no more than that
-    rustix::fs::sync();
-    let Some(volume) = volume.lock().upgrade() else { return Ok(()) };
-    volume.sync().map_err(io::Error::other)
-}
-
-/// Unmounts, where it is busy after a sync and lazily.
-pub(crate) fn end(mount: &Mount) -> io::Result<()> {
-    if !mount.exists() {
-        return Ok(());
-    }
-    match mount.unmount(false) {
-        Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
-            tracing::warn!(point = %mount.point().display(), "busy: synced and detached; ends with its last user");
-            let root =
-                rustix::fs::open(mount.point(), OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-            rustix::fs::syncfs(&root)?;
-            drop(root);
-            mount.unmount(true)
-        }
-        done => done,
     }
 }

@@ -41,7 +41,7 @@ use server::{RECEIVE_BYTES, Server};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Weak, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -49,6 +49,8 @@ use std::time::{Duration, Instant};
 const QUIESCE_WITHIN: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(20);
 const TURN: Duration = Duration::from_millis(50);
+/// How long somebody else has to let the volume go.
+const LET_GO: Duration = Duration::from_millis(200);
 
 /// The file system of a thread that handles requests.
 pub(crate) type Slot = CachePadded<Mutex<Option<Arc<BraidFs>>, rank::ServingSlot>>;
@@ -137,11 +139,6 @@ impl Fresh {
         fresh.fs.counters = counters.unwrap_or_else(|| Arc::new(Counters::new(cfg.slow)));
         old::restore(&mut fresh.fs, front)?;
         Ok(fresh)
-    }
-
-    /// What is served.
-    pub fn volume(&self) -> Weak<Volume> {
-        Arc::downgrade(&self.fs.vol)
     }
 
     /// As soon as it is served the kernel writes back what it took of owners with limits, of which nothing is known.
@@ -415,6 +412,14 @@ fn close_volume(slots: &[Slot]) -> braidfs::Result<()> {
 pub(crate) fn close(vol: Arc<Volume>) -> braidfs::Result<()> {
     match Arc::try_unwrap(vol) {
         Ok(vol) => vol.unmount(),
-        Err(shared) => shared.sync(),
+        Err(shared) => {
+            shared.sync()?;
+            // Who was making it durable just now is done with that, too, and lets it go.
+            let end = Instant::now() + LET_GO;
+            while Arc::strong_count(&shared) > 1 && Instant::now() < end {
+                thread::sleep(Duration::from_millis(1));
+            }
+            Arc::try_unwrap(shared).map_or(Ok(()), Volume::unmount)
+        }
     }
 }

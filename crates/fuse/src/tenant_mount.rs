@@ -86,7 +86,7 @@ pub(crate) fn mount(all: &Arc<Connections>, name: &str, point: &Path, how: Tenan
         false => point.to_path_buf(),
     };
     if let Some(dead) = dead_at(point)
-        && !dead.detach(point).map_err(|e| e.to_string())?
+        && !dead.detach().map_err(|e| e.to_string())?
     {
         return Err(format!("{}: somebody mounts there at the same time", point.display()));
     }

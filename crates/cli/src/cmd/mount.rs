@@ -625,7 +625,9 @@ impl Job<'_> {
         {
             return Ok(());
         }
-        let mut cfg = MountConfig::new(open::show(&self.devices), &self.mountpoint);
+        // where it is now: a directory above it may have another name than at first
+        let mountpoint = restart.map_or(&*self.mountpoint, DeadMount::point);
+        let mut cfg = MountConfig::new(open::show(&self.devices), mountpoint);
         spec.configure(&mut cfg);
         cfg.guard = guard;
         cfg.tell_devices = self.added.clone().map(|a| TellDevices(Arc::new(move |path| a.note(path))));
@@ -644,7 +646,7 @@ impl Job<'_> {
             Some(Claim::Loop(_)) => {}
         }
         tracing::info!(
-            source = %cfg.source, mountpoint = %self.mountpoint.display(), io = first.map_or("NBD", |f| f.engine()),
+            source = %cfg.source, mountpoint = %mountpoint.display(), io = first.map_or("NBD", |f| f.engine()),
             direct = first.is_none_or(|f| f.is_direct()),
             threads = cfg.threads, options = %how(spec), commit_s = commit.as_secs(), "mounting"
         );
@@ -691,7 +693,7 @@ impl Job<'_> {
         };
         // Not before: until the new mount is there, programs see the directory below.
         told.detaching();
-        if !dead.detach(&self.mountpoint).map_err(|e| self.cannot_detach(&e))? {
+        if !dead.detach().map_err(|e| self.cannot_detach(&e))? {
             let why = "the dead mount there has gone or changed, or somebody has mounted over it";
             if restart {
                 told.ended(&why);
@@ -708,7 +710,7 @@ impl Job<'_> {
         }
         // several that died one over the other
         while !restart && let Some(next) = dead_at(&self.mountpoint) {
-            if !next.detach(&self.mountpoint).map_err(|e| self.cannot_detach(&e))? {
+            if !next.detach().map_err(|e| self.cannot_detach(&e))? {
                 break;
             }
         }

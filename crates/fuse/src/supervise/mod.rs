@@ -245,7 +245,7 @@ impl Look<'_> {
         match started {
             Ok(child) => Ok(self.served(child, |pid| match dead {
                 None => outer.ready(),
-                Some(_) => tracing::info!(point = %self.mount.point.display(), pid, "mounted again"),
+                Some(dead) => tracing::info!(point = %dead.point().display(), pid, "mounted again"),
             })?),
             Err(e) if dead.is_none() => Err(e.into()),
             Err(e) => Ok((End::Failed { why: e.to_string(), detaching: false, status: String::new() }, None)),
@@ -266,7 +266,7 @@ impl Look<'_> {
                 if let Some(id) = mounted
                     && let Found::Dead(top) = look_until_closed(point, &id)
                 {
-                    DeadMount::new(top).detach(point)?;
+                    DeadMount::new(top).detach()?;
                 }
                 Err(SuperviseError::Ended(status))
             }
@@ -307,8 +307,9 @@ impl Look<'_> {
         let Some(id) = mounted else { return Err(SuperviseError::Ended(status)) };
         match look_until_closed(point, &id) {
             Found::Dead(top) => {
-                tracing::error!(point = %point.display(), status, "the serving process died: mounting again");
-                Ok(Some(DeadMount::new(top)))
+                let dead = DeadMount::new(top);
+                tracing::error!(point = %dead.point().display(), status, "the serving process died: mounting again");
+                Ok(Some(dead))
             }
             Found::Covered => {
                 tracing::error!(point = %point.display(), status, "the serving process died");
@@ -439,7 +440,7 @@ fn until_free(point: &Path, dead: &mut DeadMount, wait: Duration, signals: &Held
     }
     if dead.detached {
         let mut told = false;
-        while !top_at(point).is_ok_and(|top| dead.leaves_free(top.as_ref())) {
+        while !top_at(dead.point()).is_ok_and(|top| dead.leaves_free(top.as_ref())) {
             if !std::mem::replace(&mut told, true) {
                 tracing::warn!(point = %point.display(), "somebody has mounted there meanwhile: waiting for its end");
             }
@@ -465,7 +466,7 @@ impl DeadMount {
     /// Unmounts it where it is on top yet.
     fn detach_if_there(&self, point: &Path) -> io::Result<()> {
         match look_at(point, &self.id()) {
-            Found::Dead(top) if !self.detached => DeadMount::new(top).detach(point).map(|_| ()),
+            Found::Dead(top) if !self.detached => DeadMount::new(top).detach().map(|_| ()),
             _ => Ok(()),
         }
     }
