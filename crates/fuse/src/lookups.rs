@@ -161,9 +161,12 @@ impl BraidFs {
             op::LOOKUP => req.names_itself(),
             _ => false,
         };
-        if early && self.forgets_due() && !self.caught_up() {
-            self.put_off(req, cx, Self::catch_up);
-            return Ok(Outcome::Deferred);
+        if early
+            && self.forgets_due()
+            && !self.caught_up()
+            && let Some(outcome) = self.put_off(req, cx, Self::catch_up)
+        {
+            return Ok(outcome);
         }
         let handled = self.handle(req, out, cx);
         // Not whether FORGETs are due now: the last one may have been served since this request looked for room.
@@ -181,8 +184,10 @@ impl BraidFs {
             // be waiting for just these.
             return self.handle_after_forgets(req, out, cx);
         }
-        self.put_off(req, cx, |fs, _| fs.await_forgets());
-        Ok(Outcome::Deferred)
+        match self.put_off(req, cx, |fs, _| fs.await_forgets()) {
+            Some(outcome) => Ok(outcome),
+            None => self.handle_after_forgets(req, out, cx),
+        }
     }
 
     /// Handles a request again on its serving thread, once all removals have ended that are about to.
@@ -205,15 +210,16 @@ impl BraidFs {
         if writes_from_the_cache(req) {
             return Err(Errno::DQUOT);
         }
-        self.put_off(req, cx, Self::catch_up);
-        Ok(Outcome::Deferred)
+        self.put_off(req, cx, Self::catch_up).ok_or(Errno::DQUOT)
     }
 
-    /// Has the helper thread answer a request, after it has waited as told.
-    fn put_off(&self, req: &Request<'_>, cx: &Context<'_>, wait: fn(&Self, &Channel)) {
+    /// Has the helper thread answer a request, after it has waited as told. `None`: not this one. Of WRITEs past the cache no more
+    /// wait than leave the kernel places for those of the cache, for which the helper may be waiting.
+    fn put_off(&self, req: &Request<'_>, cx: &Context<'_>, wait: fn(&Self, &Channel)) -> Option<Outcome> {
+        let waiting = if req.head.opcode == op::WRITE { Some(self.let_wait(true)?) } else { None };
         let (req, later) = (req.detach(), cx.later());
         let job = Box::new(move |fs: &BraidFs| {
-            let req = req.get();
+            let (req, _waiting) = (req.get(), waiting);
             wait(fs, later.channel());
             let mut out = Answer::new(MAX_IO_BYTES as usize);
             let handled = fs.handle(&req, &mut out, &later.context());
@@ -221,6 +227,7 @@ impl BraidFs {
         });
         // A job that cannot be handed over is dropped, and answers EIO.
         let _ = self.jobs.send(job);
+        Some(Outcome::Deferred)
     }
 
     /// Sends what became of a request that was put aside.

@@ -180,7 +180,8 @@ impl BraidFs {
 
     /// Of a direct write only the first `done` bytes were taken: takes the rest, or tells why not. The kernel has all requests
     /// of such a write under way at once, and a short answer to one of them makes EIO of the whole (`fuse_get_res_by_io` in
-    /// fs/fuse/file.c); a file that is written through has one after the other, and tells how much was written.
+    /// fs/fuse/file.c). Of a file that is written through it does so by asynchronous calls with O_DIRECT only; else it sends one
+    /// after the other, and tells how much was written, so that these are not asked for the rest.
     fn direct_rest(
         &self,
         req: &Request<'_>,

@@ -20,7 +20,7 @@ mod stats;
 mod syncs;
 mod tenant;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod trim;
 mod volume;
 mod watch;

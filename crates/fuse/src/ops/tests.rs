@@ -11,14 +11,15 @@ use rustix::io::Errno;
 use std::sync::{Arc, mpsc};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-const ROOT: WireId = WireId::ROOT;
-const WITHOUT_OPEN: u64 = abi::init::SETXATTR_EXT | abi::init::NO_OPEN_SUPPORT | abi::init::NO_OPENDIR_SUPPORT;
+pub(crate) const ROOT: WireId = WireId::ROOT;
+pub(crate) const WITHOUT_OPEN: u64 =
+    abi::init::SETXATTR_EXT | abi::init::NO_OPEN_SUPPORT | abi::init::NO_OPENDIR_SUPPORT;
 
-struct Served {
-    fs: BraidFs,
-    channel: Arc<Channel>,
+pub(crate) struct Served {
+    pub fs: BraidFs,
+    pub channel: Arc<Channel>,
     /// Of the helper thread, which there is none.
-    jobs: mpsc::Receiver<crate::fs::Job>,
+    pub jobs: mpsc::Receiver<crate::fs::Job>,
 }
 
 impl Served {
@@ -32,8 +33,12 @@ impl Served {
     }
 
     fn with(flags: u64, blocks: u64) -> Self {
+        Self::of(flags, blocks, &MkfsOptions::default())
+    }
+
+    pub fn of(flags: u64, blocks: u64, options: &MkfsOptions) -> Self {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(blocks));
-        braidfs::mkfs::format(std::slice::from_ref(&device), &MkfsOptions::default()).unwrap();
+        braidfs::mkfs::format(std::slice::from_ref(&device), options).unwrap();
         let vol = Arc::new(Volume::mount(vec![device], MountOptions::default()).unwrap());
         let (jobs, work) = mpsc::channel();
         let negotiated = Negotiated { flags, minor: abi::MINOR };
@@ -54,7 +59,7 @@ impl Served {
         self.ask(op::LOOKUP, dir, &[name, b"\0"]).map(|b| entry(&b))
     }
 
-    fn mknod(&self, dir: WireId, name: &str) -> abi::EntryOut {
+    pub fn mknod(&self, dir: WireId, name: &str) -> abi::EntryOut {
         let arg = abi::MknodIn { mode: 0o100_644, rdev: 0, umask: 0, padding: 0 };
         entry(&self.ask(op::MKNOD, dir, &[arg.as_bytes(), name.as_bytes(), b"\0"]).unwrap())
     }
@@ -64,7 +69,7 @@ impl Served {
         entry(&self.ask(op::MKDIR, dir, &[arg.as_bytes(), name.as_bytes(), b"\0"]).unwrap())
     }
 
-    fn open(&self, opcode: u32, node: WireId) -> Result<u64, Errno> {
+    pub fn open(&self, opcode: u32, node: WireId) -> Result<u64, Errno> {
         let arg = abi::OpenIn { flags: libc::O_RDWR as u32, open_flags: 0 };
         self.ask(opcode, node, &[arg.as_bytes()]).map(|b| abi::OpenOut::read_from_prefix(&b).unwrap().0.fh)
     }
@@ -111,7 +116,7 @@ impl Served {
     }
 }
 
-fn request(opcode: u32, node: WireId, args: &[u8]) -> Vec<u8> {
+pub(crate) fn request(opcode: u32, node: WireId, args: &[u8]) -> Vec<u8> {
     let mut head = abi::InHeader::new_zeroed();
     (head.len, head.opcode, head.nodeid) = (40 + args.len() as u32, opcode, node.0);
     [head.as_bytes(), args].concat()

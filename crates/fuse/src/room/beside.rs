@@ -11,6 +11,7 @@
 //! taken by then counts twice; who would be refused for that waits until it is done.
 
 use super::*;
+use crate::abi::op;
 use crate::fs::MAX_IO_BYTES;
 use crate::request::OwnedRequest;
 
@@ -22,7 +23,7 @@ const TAKES: Duration = Duration::from_secs(10);
 pub(crate) struct Taking<'f>(Option<(&'f AtomicU64, u64)>);
 
 impl<'f> Taking<'f> {
-    fn of(domain: &'f Domain, blocks: u64) -> Self {
+    pub(super) fn of(domain: &'f Domain, blocks: u64) -> Self {
         domain.taking.fetch_add(blocks, Ordering::SeqCst);
         Self(Some((&domain.taking, blocks)))
     }
@@ -90,7 +91,10 @@ impl BraidFs {
         if need - SLACK_BLOCKS > self.vol.statfs().free {
             return Ok(Taking::default());
         }
-        let Some(waiting) = self.let_wait(false) else { return Err(Err(Errno::NOSPC)) };
+        // who writes past the cache by asynchronous calls has as many WRITEs under way as the kernel hands out at a time
+        let Some(waiting) = self.let_wait(req.head.opcode == op::WRITE) else {
+            return self.take_at_once(domain, ino, need).ok_or(Err(Errno::NOSPC));
+        };
         let beside = Beside {
             domain,
             ino,
@@ -122,12 +126,28 @@ impl BraidFs {
             return None;
         }
         let mut floor = 0;
-        self.dirty_grants.tell(|granted| {
-            floor = if self.negotiated.opens() { domain.kept.load(Ordering::SeqCst) } else { granted };
-        });
+        self.dirty_grants.tell(|granted| floor = self.floor_of(domain, granted));
         let floor = left.unwrap_or(floor);
         let fits = || self.vol.own_room(DomainId(d as u16)) >= all().saturating_add(floor);
         (floor == 0 || fits()).then_some(taking)
+    }
+
+    /// Takes blocks for a request that must not wait, since too many do already: where the domain has them, or gets groups for them,
+    /// beside what the kernel may hold of it.
+    fn take_at_once(&self, d: usize, ino: InodeNo, need: u64) -> Option<Taking<'_>> {
+        let domain = &self.tight.domains[d];
+        let taking = Taking::of(domain, need);
+        let mut floor = self.enough(ino);
+        if domain.tight.load(Ordering::SeqCst) && !domain.unknown.load(Ordering::SeqCst) {
+            self.dirty_grants.tell(|granted| floor = floor.min(self.floor_of(domain, granted)));
+        }
+        let want = domain.taking.load(Ordering::SeqCst).saturating_add(floor);
+        self.vol.claim_room(ino, want).is_ok_and(|own| own >= want).then_some(taking)
+    }
+
+    /// What the kernel may hold of a tight domain that has written back what it held before: with so many blocks granted.
+    fn floor_of(&self, domain: &Domain, granted: u64) -> u64 {
+        if self.negotiated.opens() { domain.kept.load(Ordering::SeqCst) } else { granted }
     }
 
     /// Whether requests are taking room of the domain just now, so that it may have more than it seems.

@@ -1,4 +1,12 @@
 use super::*;
+use crate::abi::{self, init, op};
+use crate::fs::MAX_BACKGROUND;
+use crate::ops::tests::{ROOT, Served, request};
+use crate::transport::DEFERRED_MAX;
+use braidfs::{FallocMode, MkfsOptions};
+use zerocopy::{FromZeros, IntoBytes};
+
+const MIB: u64 = 1 << 20;
 
 /// On a thread of its own, which has taken nothing yet.
 fn on_a_thread(f: impl FnOnce() + Send) {
@@ -38,4 +46,83 @@ fn a_restricted_bound_is_no_longer_tight() {
     assert!(room >= least.roomy_from() && dirty::wanted(room * 4096, false) == LEAST_BYTES);
     assert!(usual.roomy_from() * 4096 <= 192 << 20 && dirty::wanted(usual.roomy_from() * 4096, false) == USUAL_BYTES);
     assert_eq!(least.tight_below() * 4096, 64 << 20);
+}
+
+/// A domain with files that were opened while there was room, on a mount that runs with OPEN.
+struct Domained {
+    s: Served,
+    other: WireId,
+    other_fh: u64,
+    /// Written through the cache.
+    cached: WireId,
+    cached_fh: u64,
+}
+
+impl Domained {
+    fn new(flags: u64) -> Self {
+        let one = MkfsOptions { domains: Some(1), ..MkfsOptions::default() };
+        let s = Served::of(init::SETXATTR_EXT | flags, (1 << 30) / 4096, &one);
+        let [cached, other] = ["cached", "other"].map(|name| WireId(s.mknod(ROOT, name).nodeid));
+        let [cached_fh, other_fh] = [cached, other].map(|id| s.open(op::OPEN, id).unwrap());
+        assert!(s.fs.handles.has_cached_writer(cached.ino()));
+        s.help();
+        Self { s, other, other_fh, cached, cached_fh }
+    }
+
+    /// Leaves so many bytes, which nobody on the mount has seen yet.
+    fn leave(&self, bytes: u64) {
+        let ballast = WireId(self.s.mknod(ROOT, &format!("ballast{bytes}")).nodeid);
+        let file = self.s.fs.vol.open(ballast.ino()).unwrap();
+        let room = self.s.fs.vol.write_room(ballast.ino()) * 4096;
+        self.s.fs.vol.fallocate(&file, FallocMode::Allocate { keep_size: false }, 0, room - bytes).unwrap();
+        self.s.fs.vol.sync().unwrap();
+    }
+
+    /// Somebody is about to `write` through the cache.
+    fn ask(&self) -> Result<Outcome, Errno> {
+        let arg = abi::GetattrIn { getattr_flags: abi::GETATTR_FH, dummy: 0, fh: self.cached_fh };
+        self.s.handled(&request(op::GETATTR, self.cached, arg.as_bytes()))
+    }
+
+    fn allocate(&self, length: u64) -> Result<Outcome, Errno> {
+        let arg = abi::FallocateIn { fh: self.other_fh, length, ..abi::FallocateIn::new_zeroed() };
+        self.s.handled(&request(op::FALLOCATE, self.other, arg.as_bytes()))
+    }
+}
+
+/// The helper thread may wait for WRITEs of the cache, for which the kernel keeps no place where all that it hands out at a time are
+/// WRITEs that wait for the helper.
+#[test]
+fn writes_past_the_cache_that_wait_leave_the_kernel_places() {
+    let t = Domained::new(0);
+    t.leave(100 * MIB);
+    let through = WireId(t.s.mknod(ROOT, "through").nodeid);
+    let fh = t.s.open(op::OPEN, through).unwrap();
+    assert!(!t.s.fs.handles.has_cached_writer(through.ino()), "there is little room: it is written through");
+    t.s.help();
+    t.leave(60 * MIB);
+    assert_eq!(t.ask(), Ok(Outcome::Deferred));
+    t.s.help();
+    let write = |n: u64| {
+        let mut arg = abi::WriteIn::new_zeroed();
+        (arg.fh, arg.offset, arg.size, arg.write_flags) = (fh, n * 4096, 4096, abi::WRITE_LOCKOWNER);
+        t.s.handled(&request(op::WRITE, through, &[arg.as_bytes(), &[1; 4096]].concat()))
+    };
+    let all: Vec<_> = (0..u64::from(MAX_BACKGROUND)).map(write).collect();
+    let wait = usize::from(MAX_BACKGROUND) - 64;
+    assert!(all[..wait].iter().all(|w| *w == Ok(Outcome::Deferred)), "{:?}", &all[..3]);
+    assert!(all[wait..].iter().all(|w| *w == Err(Errno::NOSPC)), "{:?}", &all[wait..]);
+    assert_eq!(t.allocate(MIB), Ok(Outcome::Deferred), "these the kernel hands out beside");
+}
+
+/// Where too many wait, what fits beside all that the kernel may hold is had at once.
+#[test]
+fn who_must_not_wait_takes_what_there_is() {
+    let t = Domained::new(init::OVER_IO_URING);
+    t.leave(300 * MIB);
+    let waiting: Vec<_> = (0..DEFERRED_MAX).map(|_| t.s.fs.let_wait(false).unwrap()).collect();
+    assert_eq!(t.allocate(200 * MIB), Err(Errno::NOSPC), "the kernel may hold 64 MiB, and threads store some more");
+    assert_eq!(t.allocate(180 * MIB), Ok(Outcome::Reply));
+    assert_eq!(t.s.fs.tight_taking(), 0);
+    drop(waiting);
 }

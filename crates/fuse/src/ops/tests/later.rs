@@ -32,11 +32,11 @@ impl Kernel {
 
 impl Served {
     /// Does what the helper thread is to do, until there is nothing left.
-    fn help(&self) {
+    pub fn help(&self) {
         self.jobs.try_iter().for_each(|job| job(&self.fs));
     }
 
-    fn handled(&self, frame: &[u8]) -> Result<Outcome, Errno> {
+    pub fn handled(&self, frame: &[u8]) -> Result<Outcome, Errno> {
         let cx = Context::new(&self.channel, 1, None);
         self.fs.handle(&Request::parse(frame).unwrap(), &mut Answer::new(4096), &cx)
     }
