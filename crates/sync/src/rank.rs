@@ -97,8 +97,6 @@ ranks! {
     InodeOwners = -1, "connections" 1, One, (): "owners of inodes";
     /// A shard of what the kernel was told over a tenant's connection.
     ToldShard = -1, "connections" 2, One, (): "shard of what a connection was told";
-    /// A shard of the kernel's writers by inode.
-    WriterShard = -1, "writers" 0, One, (): "shard of writers";
     /// A shard of files with direct writes.
     DirectShard = -1, "direct" 0, One, (): "shard of direct writes";
     /// Files whose flags changed.
@@ -109,6 +107,8 @@ ranks! {
     FlaggedTries = -1, "flagged" 2, One, (): "inodes to try to drop";
     /// What writers were granted, with a look at the room that there is.
     Grants = -1, "grants" 0, One, (): "grants";
+    /// A shard of the kernel's writers by inode.
+    WriterShard = -1, "grants" 1, One, (): "shard of writers";
     /// What writers were granted, by owners with limits.
     QuotaGrants = -1, "quota grants" 0, One, (): "grants by owner";
     /// Who looks what writers do.

@@ -26,8 +26,11 @@ impl BraidFs {
     }
 
     pub(super) fn keep_room(&self, d: usize) {
-        let promised = self.negotiated.opens() && self.handles.any_promised(|ino| self.domain_index(ino) == Some(d));
-        self.dirty_grants.tell(|granted| self.keep_room_of(d, granted, promised));
+        // looked at under the lock: else who promises something in between would not be seen
+        self.dirty_grants.tell(|granted| {
+            let promised = || self.handles.any_promised(|ino| self.domain_index(ino) == Some(d));
+            self.keep_room_of(d, granted, self.negotiated.opens() && promised());
+        });
     }
 
     /// [`Self::keep_room`], with so many blocks granted, of whichever domain, or on a mount with OPEN with some file promised room.
