@@ -256,6 +256,20 @@ impl Handles {
         self.writers.iter().any(|shard| shard.lock().values().any(|w| w.promised.is_some() && which(w.id.ino())))
     }
 
+    /// How many files among `which` the kernel is promised room for; `None`: for some of them since `then`.
+    pub fn promised_before(&self, then: Instant, which: impl Fn(InodeNo) -> bool) -> Option<u64> {
+        let mut found = 0;
+        for shard in self.writers.iter() {
+            for at in shard.lock().values().filter(|w| which(w.id.ino())).filter_map(|w| w.promised) {
+                if at >= then {
+                    return None;
+                }
+                found += 1;
+            }
+        }
+        Some(found)
+    }
+
     /// The files among `which` that the kernel was promised room for since they were last asked for here; `all`: also those that it
     /// was not, and may write to without asking, because there was room enough.
     pub fn take_promised(&self, all: bool, which: impl Fn(InodeNo) -> bool) -> Vec<WireId> {
@@ -272,18 +286,17 @@ impl Handles {
     }
 
     /// [`Self::take_promised`], but that what was promised within `lately` stays so: who was told to go on may not have stored
-    /// anything yet. How many files these are comes second.
-    pub fn take_promised_but_lately(&self, lately: Duration, which: impl Fn(InodeNo) -> bool) -> (Vec<WireId>, u64) {
-        let (mut found, mut stay) = (Vec::new(), 0);
+    /// anything yet.
+    pub fn take_promised_but_lately(&self, lately: Duration, which: impl Fn(InodeNo) -> bool) -> Vec<WireId> {
+        let mut found = Vec::new();
         for shard in self.writers.iter() {
             for w in shard.lock().values_mut().filter(|w| w.cached > 0 && which(w.id.ino())) {
                 let Some(at) = w.promised else { continue };
                 w.promised = w.promised.filter(|_| at.elapsed() < lately);
-                stay += u64::from(w.promised.is_some());
                 found.push(w.id);
             }
         }
-        (found, stay)
+        found
     }
 }
 

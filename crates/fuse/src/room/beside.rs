@@ -5,7 +5,8 @@
 //! first, and the kernel writes back what it took of it without asking, twice: the second time what was under way the first
 //! time. In a tight one they go on where the domain has as much beside what was granted (with OPEN: beside all that the kernel
 //! may hold, where a file was promised room). Else the helper thread has that written back, as before a `write` that does not
-//! fit; then the volume itself tells whether there is room, but for threads that are in the midst of a `write` still.
+//! fit; then the volume itself tells whether there is room, but for threads that are in the midst of a `write` still, and for who
+//! was told to go on meanwhile. Where too many wait already, what fits beside all that the kernel may hold is had at once.
 //!
 //! **Who runs is counted** ([`Taking`]): its blocks are nobody else's from before it looks until it is done. What it has
 //! taken by then counts twice; who would be refused for that waits until it is done.
@@ -111,9 +112,8 @@ impl BraidFs {
         Err(Ok(Outcome::Deferred))
     }
 
-    /// Takes blocks, where the domain has them beside what the kernel may hold of it, or, where the helper thread knows that it is no
-    /// more, beside `left`.
-    fn take_beside(&self, d: usize, need: u64, left: Option<u64>) -> Option<Taking<'_>> {
+    /// Takes blocks, where the domain has them beside what the kernel may hold of it: see [`Self::floor_of`] for `written`.
+    pub(super) fn take_beside(&self, d: usize, need: u64, written: Option<Instant>) -> Option<Taking<'_>> {
         let domain = &self.tight.domains[d];
         // before anything is looked at: who looks after this sees it
         let taking = Taking::of(domain, need);
@@ -126,8 +126,7 @@ impl BraidFs {
             return None;
         }
         let mut floor = 0;
-        self.dirty_grants.tell(|granted| floor = self.floor_of(domain, granted));
-        let floor = left.unwrap_or(floor);
+        self.dirty_grants.tell(|granted| floor = self.floor_of(d, granted, written));
         let fits = || self.vol.own_room(DomainId(d as u16)) >= all().saturating_add(floor);
         (floor == 0 || fits()).then_some(taking)
     }
@@ -139,15 +138,26 @@ impl BraidFs {
         let taking = Taking::of(domain, need);
         let mut floor = self.enough(ino);
         if domain.tight.load(Ordering::SeqCst) && !domain.unknown.load(Ordering::SeqCst) {
-            self.dirty_grants.tell(|granted| floor = floor.min(self.floor_of(domain, granted)));
+            self.dirty_grants.tell(|granted| floor = floor.min(self.floor_of(d, granted, None)));
         }
         let want = domain.taking.load(Ordering::SeqCst).saturating_add(floor);
         self.vol.claim_room(ino, want).is_ok_and(|own| own >= want).then_some(taking)
     }
 
-    /// What the kernel may hold of a tight domain that has written back what it held before: with so many blocks granted.
-    fn floor_of(&self, domain: &Domain, granted: u64) -> u64 {
-        if self.negotiated.opens() { domain.kept.load(Ordering::SeqCst) } else { granted }
+    /// What the kernel may hold of a tight domain, where so many blocks are granted by now; with OPEN, where it was `written` back
+    /// from then on: to be asked for under the lock of the grants. Who was told to go on before that, and not long before, may store
+    /// its bytes yet; where somebody was told so since, it may be as much as ever.
+    fn floor_of(&self, d: usize, granted: u64, written: Option<Instant>) -> u64 {
+        if !self.negotiated.opens() {
+            return granted;
+        }
+        let domain = &self.tight.domains[d];
+        let Some(written) = written else { return domain.kept.load(Ordering::SeqCst) };
+        match self.handles.promised_before(written, |ino| self.domain_index(ino) == Some(d)) {
+            None => domain.held.load(Ordering::SeqCst),
+            Some(0) => 0,
+            Some(lately) => LAST_BLOCKS.max(lately * WRITE_BLOCKS),
+        }
     }
 
     /// Whether requests are taking room of the domain just now, so that it may have more than it seems.
@@ -195,25 +205,26 @@ impl BraidFs {
         {
             return self.handle_beside(b, &taking);
         }
-        let (left, left_with_opens) = if self.negotiated.opens() {
-            let blocks = self.write_back_promised(d, &channel);
-            (Left { blocks, unseen: false }, Some(blocks))
+        let (written, unseen) = if self.negotiated.opens() {
+            (Some(self.write_back_promised(d, &channel)), false)
         } else {
             // it is in another call now
             self.dirty_grants.has_stored(b.req.get().head.pid);
-            (self.write_back_granted(&channel), None)
+            (None, self.write_back_granted(&channel).unseen)
         };
-        if let Some(taking) = self.take_beside(d, need, left_with_opens) {
+        if let Some(taking) = self.take_beside(d, need, written) {
             return self.handle_beside(b, &taking);
         }
-        let patience = if left.unseen { LATELY + IN_FLIGHT } else { IN_FLIGHT };
+        let patience = if unseen { LATELY + IN_FLIGHT } else { IN_FLIGHT };
         if b.since.elapsed() < patience {
             return self.wait_beside(b);
         }
-        if let Err(e) = self.find_room(ino, need.saturating_add(left.blocks), &channel) {
+        let mut want = need;
+        self.dirty_grants.tell(|granted| want = want.saturating_add(self.floor_of(d, granted, written)));
+        if let Err(e) = self.find_room(ino, want, &channel) {
             return b.later.done(Err(errno(e)));
         }
-        match self.take_beside(d, need, left_with_opens) {
+        match self.take_beside(d, need, written) {
             Some(taking) => self.handle_beside(b, &taking),
             None if self.is_taking(Some(d), b.since) => self.wait_beside(b),
             None => b.later.done(Err(Errno::NOSPC)),
@@ -234,13 +245,13 @@ impl BraidFs {
         self.answer_later(&req, handled, later, &mut out);
     }
 
-    /// Has the kernel write back what it was promised room for in this domain, on a mount with OPEN: blocks that who was told to
-    /// go on just now may be about to store. By the helper thread only.
-    fn write_back_promised(&self, domain: usize, channel: &Channel) -> u64 {
-        let of_domain = |ino| self.domain_index(ino) == Some(domain);
-        let (files, lately) = self.handles.take_promised_but_lately(IN_FLIGHT, of_domain);
+    /// Has the kernel write back what it was promised room for in this domain, on a mount with OPEN; from when on. By the helper
+    /// thread only.
+    pub(super) fn write_back_promised(&self, domain: usize, channel: &Channel) -> Instant {
+        let begun = Instant::now();
+        let files = self.handles.take_promised_but_lately(IN_FLIGHT, |ino| self.domain_index(ino) == Some(domain));
         files.iter().for_each(|id| _ = self.drop_pages(*id, None, channel));
         self.keep_room(domain);
-        if lately == 0 { 0 } else { LAST_BLOCKS.max(lately * WRITE_BLOCKS) }
+        begun
     }
 }

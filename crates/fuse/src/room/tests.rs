@@ -76,6 +76,18 @@ impl Domained {
         let room = self.s.fs.vol.write_room(ballast.ino()) * 4096;
         self.s.fs.vol.fallocate(&file, FallocMode::Allocate { keep_size: false }, 0, room - bytes).unwrap();
         self.s.fs.vol.sync().unwrap();
+        self.s.fs.vol.claim_room(ballast.ino(), self.s.fs.vol.write_room(ballast.ino())).unwrap();
+    }
+
+    /// Does what the helper thread is to do, also what that leaves for later.
+    fn help_to_the_end(&self) {
+        while let Ok(job) = self.s.jobs.try_recv() {
+            job(&self.s.fs);
+        }
+    }
+
+    fn is_tight(&self) -> bool {
+        self.s.fs.tight.domains[0].tight.load(Ordering::SeqCst)
     }
 
     /// Somebody is about to `write` through the cache.
@@ -125,4 +137,32 @@ fn who_must_not_wait_takes_what_there_is() {
     assert_eq!(t.allocate(180 * MIB), Ok(Outcome::Reply));
     assert_eq!(t.s.fs.tight_taking(), 0);
     drop(waiting);
+}
+
+/// The helper thread has the kernel write back what was promised, which takes time: who is promised room meanwhile has it.
+#[test]
+fn what_is_promised_while_the_kernel_writes_back_is_not_taken() {
+    let t = Domained::new(0);
+    t.leave(120 * MIB);
+    // the first to see it has all written back
+    assert_eq!(t.allocate(MIB), Ok(Outcome::Deferred));
+    t.help_to_the_end();
+    let (fs, d) = (&t.s.fs, 0);
+    assert!(t.is_tight() && !fs.tight.domains[d].unknown.load(Ordering::SeqCst));
+    let need = fs.vol.own_room(DomainId(0)) - MIB / 4096;
+    let written = fs.write_back_promised(d, &t.s.channel);
+    assert!(fs.take_beside(d, need, Some(written)).is_some(), "nobody is promised anything");
+    let asked = Instant::now();
+    assert_eq!(t.ask(), Ok(Outcome::Reply), "there is more than the kernel may hold");
+    assert!(fs.take_beside(d, need, Some(written)).is_none(), "that is lost then");
+    assert!(fs.take_beside(d, need - 64 * MIB / 4096, Some(written)).is_some(), "beside it");
+    // told to go on just before
+    let written = fs.write_back_promised(d, &t.s.channel);
+    if asked.elapsed() < IN_FLIGHT {
+        assert!(fs.take_beside(d, need, Some(written)).is_none());
+        assert!(fs.take_beside(d, need - MIB / 4096, Some(written)).is_some(), "2 MiB are left");
+    }
+    std::thread::sleep(IN_FLIGHT);
+    let written = fs.write_back_promised(d, &t.s.channel);
+    assert!(fs.take_beside(d, need, Some(written)).is_some());
 }
