@@ -144,6 +144,16 @@ struct Fit {
     _waiting: Waiting,
 }
 
+/// A `write` to a file that its domain has too little room to be promised at once, see [`BraidFs::make_promise`].
+struct Asks {
+    ino: InodeNo,
+    /// As in [`Fit`].
+    range: Option<WriteRange>,
+    later: Later,
+    since: Instant,
+    _waiting: Waiting,
+}
+
 #[derive(Default)]
 struct Asked {
     /// Some domain is tight, or was: mostly none ever is, and who asks for one of a file looks no further.
@@ -636,37 +646,61 @@ impl BraidFs {
         }
         let range = requester::write_range(req.head.pid);
         if self.has_its_blocks(ino, range) {
+            // what the kernel holds then is written back with what others hold
+            self.promise_all(ino);
             out.put(&attr_out(&attr, 0));
             return Ok(Outcome::Reply);
         }
         let Some(waiting) = self.let_wait(false) else { return self.getattr_of_one_of_many(id, &attr, out) };
-        let later = cx.later();
-        let job = Box::new(move |fs: &BraidFs| {
-            let _waiting = waiting;
-            // as in `make_fit`
-            if fs.vol.claim_room(ino, fs.enough(ino)).is_ok() && fs.promise(ino) {
-                return fs.tell_attr(ino, later);
-            }
-            if let Some(d) = fs.domain_index(ino) {
-                fs.restrict_again(d);
-                fs.write_back(d, false, later.channel());
-            }
-            let since = Instant::now();
-            while fs.is_taking(fs.domain_index(ino), since) {
-                std::thread::sleep(Duration::from_micros(500));
-            }
-            let want = fs.last_blocks(ino);
-            match fs.find_room(ino, want, later.channel()) {
-                Ok(room) if room >= want || fs.has_its_blocks(ino, range) => {}
-                Ok(_) => return later.done(Err(Errno::NOSPC)),
-                Err(e) => return later.done(Err(errno(e))),
-            }
-            fs.promise(ino);
-            fs.tell_attr(ino, later);
-        });
+        let asks = Asks { ino, range, later: cx.later(), since: Instant::now(), _waiting: waiting };
         // A job that cannot be handed over is dropped, and answers EIO.
-        let _ = self.jobs.send(job);
+        let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.make_promise(asks)));
         Ok(Outcome::Deferred)
+    }
+
+    /// Promises a file room when the kernel has written back what was promised before, on a mount with OPEN. By the helper thread
+    /// only, which goes on with other work while somebody takes room that this may need.
+    fn make_promise(&self, asks: Asks) {
+        let (ino, domain) = (asks.ino, self.domain_index(asks.ino));
+        // as in `make_fit`
+        if self.vol.claim_room(ino, self.enough(ino)).is_ok() && self.promise(ino) {
+            self.tell_attr(ino, asks.later);
+            return;
+        }
+        if let Some(d) = domain {
+            self.restrict_again(d);
+            self.write_back(d, false, asks.later.channel());
+        }
+        let want = self.last_blocks(ino);
+        let has = || self.own_room(ino) >= want;
+        // who takes room from the promise on leaves that, and who did before is seen behind it
+        let promise = || {
+            has() && {
+                self.promise_all(ino);
+                has()
+            }
+        };
+        if promise() {
+            self.tell_attr(ino, asks.later);
+            return;
+        }
+        let waits = |asks: Asks| {
+            std::thread::sleep(Duration::from_micros(500));
+            // as above
+            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.make_promise(asks)));
+        };
+        if self.is_taking(domain, asks.since) {
+            return waits(asks);
+        }
+        match self.find_room(ino, want, asks.later.channel()) {
+            Ok(_) if promise() || self.has_its_blocks(ino, asks.range) => {
+                self.promise_all(ino);
+                self.tell_attr(ino, asks.later);
+            }
+            Ok(room) if room >= want && self.is_taking(domain, asks.since) => waits(asks),
+            Ok(_) => asks.later.done(Err(Errno::NOSPC)),
+            Err(e) => asks.later.done(Err(errno(e))),
+        }
     }
 
     /// [`Self::getattr_of_writer`] on a mount without OPEN.
@@ -786,8 +820,11 @@ impl BraidFs {
     /// The same where so many writers wait already that this one must not: it is let through while there is more room
     /// than all of them may take now.
     fn getattr_of_one_of_many(&self, id: WireId, attr: &Attr, out: &mut Answer) -> Handled {
-        if !self.promise(id.ino()) && self.own_room(id.ino()) < self.last_blocks(id.ino()) {
-            return Err(Errno::NOSPC);
+        if !self.promise(id.ino()) {
+            self.promise_all(id.ino());
+            if self.own_room(id.ino()) < self.last_blocks(id.ino()) {
+                return Err(Errno::NOSPC);
+            }
         }
         out.put(&attr_out(attr, 0));
         Ok(Outcome::Reply)

@@ -118,14 +118,23 @@ impl BraidFs {
         self.vol.claim_room(ino, want).is_ok_and(|own| own >= want)
     }
 
-    /// Promises the file room for what the kernel takes, on a mount with OPEN; whether the domain has enough for all that it may
-    /// hold, and is lending nothing.
+    /// Promises the file room for what the kernel takes, on a mount with OPEN, where its domain has enough for all that the kernel may
+    /// hold, and is lending nothing; whether it has.
     pub(super) fn promise(&self, ino: InodeNo) -> bool {
+        let has = || !self.tight.lent.load(Ordering::SeqCst) && self.own_room(ino) >= self.enough(ino);
+        // before it is looked at: who takes room from then on leaves that. But not where it will not do
+        has() && {
+            self.promise_all(ino);
+            has()
+        }
+    }
+
+    /// Promises it as much as the kernel may hold, whatever there is.
+    pub(super) fn promise_all(&self, ino: InodeNo) {
         self.handles.promise(ino);
         if let Some(d) = self.domain_index(ino) {
             self.dirty_grants.tell(|granted| self.keep_room_of(d, granted, true));
         }
-        !self.tight.lent.load(Ordering::SeqCst) && self.own_room(ino) >= self.enough(ino)
     }
 
     /// Has what was granted written back soon, where room that is kept for it may be why there was none. Nobody waits for it.

@@ -1,3 +1,4 @@
+use super::beside::Taking;
 use super::*;
 use crate::abi::{self, init, op};
 use crate::fs::MAX_BACKGROUND;
@@ -165,4 +166,27 @@ fn what_is_promised_while_the_kernel_writes_back_is_not_taken() {
     std::thread::sleep(IN_FLIGHT);
     let written = fs.write_back_promised(d, &t.s.channel);
     assert!(fs.take_beside(d, need, Some(written)).is_some());
+}
+
+/// A `write` that comes while a request takes room that is there for both is told so at once, and the helper thread does other work
+/// while there is not.
+#[test]
+fn who_waits_for_those_who_take_room_does_not_keep_the_helper() {
+    let t = Domained::new(0);
+    t.leave(100 * MIB);
+    assert_eq!(t.allocate(MIB), Ok(Outcome::Deferred));
+    t.help_to_the_end();
+    let (domain, job) = (&t.s.fs.tight.domains[0], || t.s.jobs.try_recv().expect("it goes on")(&t.s.fs));
+    let taking = Taking::of(domain, 50 * MIB / 4096);
+    assert_eq!(t.ask(), Ok(Outcome::Deferred));
+    job();
+    assert!(t.s.jobs.try_recv().is_err(), "it fits beside");
+    let more = Taking::of(domain, 49 * MIB / 4096);
+    assert_eq!(t.ask(), Ok(Outcome::Deferred));
+    job();
+    job();
+    drop((taking, more));
+    job();
+    assert!(t.s.jobs.try_recv().is_err());
+    assert!(t.s.fs.handles.any_promised(|_| true));
 }
