@@ -493,7 +493,7 @@ impl BraidFs {
         }
     }
 
-    fn watch_domain(&self, d: usize, room: u64, channel: &Arc<Channel>) {
+    fn watch_domain(&self, d: usize, mut room: u64, channel: &Arc<Channel>) {
         let domain = &self.tight.domains[d];
         let changes = self.vol.limit_changes(DomainId(d as u16));
         if domain.changes.load(Ordering::Relaxed) != changes {
@@ -505,13 +505,19 @@ impl BraidFs {
         if domain.tight.load(Ordering::Relaxed) {
             // while files are told that it is tight they must not learn otherwise: nobody would tell them again in time
             let stays = domain.becoming.now.load(Ordering::SeqCst) || domain.takers.load(Ordering::SeqCst) > 0;
-            if room >= domain.roomy_from() && !stays {
-                tracing::debug!(domain = d, "room enough: no write asks");
-                domain.unknown.store(true, Ordering::SeqCst);
-                domain.tight.store(false, Ordering::SeqCst);
-                self.keep_room(d);
+            // without what requests are about to take, which have looked at it as at a tight one
+            let left = || room.saturating_sub(domain.taking.load(Ordering::SeqCst));
+            if stays || left() < domain.roomy_from() {
+                return;
             }
-        } else if self.becomes_tight(d, room, channel) {
+            tracing::debug!(domain = d, "room enough: no write asks");
+            domain.unknown.store(true, Ordering::SeqCst);
+            domain.tight.store(false, Ordering::SeqCst);
+            self.keep_room(d);
+            // some may have looked before that
+            room = left();
+        }
+        if self.becomes_tight(d, room, channel) {
             let channel = channel.clone();
             // Not sent only where the mount is ending.
             let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.write_back_first(d, &channel)));

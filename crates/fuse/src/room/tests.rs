@@ -190,3 +190,20 @@ fn who_waits_for_those_who_take_room_does_not_keep_the_helper() {
     assert!(t.s.jobs.try_recv().is_err());
     assert!(t.s.fs.handles.any_promised(|_| true));
 }
+
+/// A domain stays tight while requests are about to take what makes it so.
+#[test]
+fn a_domain_is_tight_while_its_room_is_being_taken() {
+    let t = Domained::new(0);
+    t.leave(100 * MIB);
+    assert_eq!(t.allocate(MIB), Ok(Outcome::Deferred));
+    t.help_to_the_end();
+    assert!(t.is_tight());
+    let (fs, channel) = (&t.s.fs, &t.s.channel);
+    let taking = Taking::of(&fs.tight.domains[0], 50 * MIB / 4096);
+    fs.watch_domain(0, 200 * MIB / 4096, channel);
+    assert!(t.is_tight(), "150 MiB are left of it");
+    drop(taking);
+    fs.watch_domain(0, 200 * MIB / 4096, channel);
+    assert!(!t.is_tight());
+}
