@@ -713,11 +713,18 @@ impl BraidFs {
     fn getattr_of_anybody(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let (id, thread) = (req.node(), req.head.pid);
         let (ino, attr) = (id.ino(), self.attr(id)?);
-        let plenty = self.own_room(ino) >= self.enough(ino);
-        let seen = if plenty { Seen::NOTHING } else { requester::doing(req) };
-        let asker = Asker { id, thread, call: seen.call };
-        let need = blocks_of(seen.doing);
-        let goes_on = need.is_none_or(|need| (plenty || !self.is_unknown(ino)) && self.grant(asker, need, plenty));
+        let mut plenty = self.own_room(ino) >= self.enough(ino);
+        let (asker, need, goes_on) = loop {
+            let seen = if plenty { Seen::NOTHING } else { requester::doing(req) };
+            let asker = Asker { id, thread, call: seen.call };
+            let need = blocks_of(seen.doing);
+            let goes_on = need.is_none_or(|need| (plenty || !self.is_unknown(ino)) && self.grant(asker, need, plenty));
+            if goes_on || !plenty {
+                break (asker, need, goes_on);
+            }
+            // somebody has taken it since: how much this one writes matters
+            plenty = false;
+        };
         let range = if goes_on { None } else { requester::write_range(thread) };
         if goes_on || self.has_its_blocks(ino, range) {
             out.put(&attr_out(&attr, 0));

@@ -95,8 +95,8 @@ impl BraidFs {
         })
     }
 
-    /// Grants a thread a `write`, where it fits beside what is granted; `plenty`: it need not, the kernel holds no more than there is.
-    /// Room that is granted is the domain's own, and none that others take.
+    /// Grants a thread a `write`, where it fits beside what is granted; `plenty`: there was [enough](Self::enough), and while there is it
+    /// need not, the kernel holds no more than that. Room that is granted is the domain's own, and none that others take.
     pub(super) fn grant(&self, asker: Asker, need: u64, plenty: bool) -> bool {
         let ino = asker.id.ino();
         let Some(d) = self.domain_index(ino) else { return false };
@@ -106,7 +106,8 @@ impl BraidFs {
             }
             // first all, so that what there is cannot go to others once it was looked at
             self.vol.keep_room(DomainId(d as u16), self.tight.domains[d].held.load(Ordering::SeqCst));
-            if plenty { u64::MAX } else { self.own_room(ino) }
+            let own = self.own_room(ino);
+            if plenty && own >= self.enough(ino) { u64::MAX } else { own }
         };
         self.dirty_grants.grant(asker, need, room, |granted| self.keep_room_of(d, granted, false))
     }

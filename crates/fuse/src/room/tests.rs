@@ -207,3 +207,14 @@ fn a_domain_is_tight_while_its_room_is_being_taken() {
     fs.watch_domain(0, 200 * MIB / 4096, channel);
     assert!(!t.is_tight());
 }
+
+/// There was room enough when somebody looked, and is no more.
+#[test]
+fn what_is_granted_without_a_look_at_it_needs_room_enough_then() {
+    let t = Domained::new(0);
+    t.leave(100 * MIB);
+    let asker = Asker { id: t.cached, thread: 1, call: None };
+    let own = t.s.fs.own_room(t.cached.ino());
+    assert!(own < t.s.fs.enough(t.cached.ino()));
+    assert!(!t.s.fs.grant(asker, own + 1, true) && t.s.fs.grant(asker, own, true));
+}
