@@ -731,7 +731,11 @@ impl BraidFs {
             return Ok(Outcome::Reply);
         }
         let need = need.unwrap_or(0);
-        let Some(waiting) = self.let_wait(false) else { return Err(Errno::NOSPC) };
+        let Some(waiting) = self.let_wait(false) else {
+            // it was within its limits before this
+            self.take_quota_back(asker);
+            return Err(Errno::NOSPC);
+        };
         let fit = Fit { asker, range, need, later: cx.later(), since: Instant::now(), _waiting: waiting };
         // A job that cannot be handed over is dropped, and answers EIO.
         let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.make_fit(fit)));
@@ -753,7 +757,7 @@ impl BraidFs {
         let plenty = self.own_room(ino) >= self.enough(ino);
         let goes_on = need.is_none_or(|need| (plenty || !self.is_unknown(ino)) && self.grant(asker, need, plenty));
         if goes_on || self.has_its_blocks(ino, range) {
-            return self.tell_attr(ino, later);
+            return self.let_write(asker, later);
         }
         let need = need.unwrap_or(0);
         self.make_fit(Fit { asker, range, need, later, since: Instant::now(), _waiting: waiting });
@@ -773,7 +777,7 @@ impl BraidFs {
         let fits = || self.grant(fit.asker, fit.need, false);
         // groups that it can have come first: nothing need be written back for them
         if !self.is_unknown(ino) && self.claim_beside_granted(ino, fit.need) && fits() {
-            return self.tell_attr(ino, fit.later);
+            return self.let_write(fit.asker, fit.later);
         }
         if let Some(d) = self.domain_index(ino) {
             if self.is_unknown(ino) {
@@ -784,7 +788,7 @@ impl BraidFs {
         }
         let left = self.write_back_granted(fit.later.channel());
         if fits() {
-            return self.tell_attr(ino, fit.later);
+            return self.let_write(fit.asker, fit.later);
         }
         let patience = if left.unseen { LATELY + IN_FLIGHT } else { IN_FLIGHT };
         let in_flight = left.blocks > 0 && fit.since.elapsed() < patience;
@@ -796,7 +800,7 @@ impl BraidFs {
         }
         match self.find_room(ino, fit.need.saturating_add(left.blocks), fit.later.channel()) {
             // what is committed may be written where it lies
-            Ok(_) if fits() || self.has_its_blocks(ino, fit.range) => return self.tell_attr(ino, fit.later),
+            Ok(_) if fits() || self.has_its_blocks(ino, fit.range) => return self.let_write(fit.asker, fit.later),
             Ok(_) => fit.later.done(Err(Errno::NOSPC)),
             Err(e) => fit.later.done(Err(errno(e))),
         }
@@ -819,8 +823,18 @@ impl BraidFs {
         self.domain_index(ino).is_some_and(|d| self.tight.domains[d].unknown.load(Ordering::SeqCst))
     }
 
-    fn tell_attr(&self, ino: InodeNo, later: Later) {
-        match self.vol.getattr(ino) {
+    /// Lets a `write` go on that was granted what it needs, or tells that there is no such file: that keeps nothing of a quota.
+    fn let_write(&self, asker: Asker, later: Later) {
+        if !self.tell_attr(asker.id.ino(), later) {
+            self.take_quota_back(asker);
+        }
+    }
+
+    /// Answers with the attributes; whether there were some.
+    fn tell_attr(&self, ino: InodeNo, later: Later) -> bool {
+        let attr = self.vol.getattr(ino);
+        let told = attr.is_ok();
+        match attr {
             Ok(attr) => {
                 let mut out = Answer::new(256);
                 out.put(&attr_out(&attr, 0));
@@ -828,6 +842,7 @@ impl BraidFs {
             }
             Err(e) => later.done(Err(errno(e))),
         }
+        told
     }
 
     /// The same where so many writers wait already that this one must not: it is let through while there is more room

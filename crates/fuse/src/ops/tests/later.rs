@@ -90,6 +90,31 @@ fn what_waits_for_a_quota_needs_room_too() {
     assert_eq!(granted(), 0, "what is refused is not granted");
 }
 
+/// A `write` that is refused because too many wait already keeps nothing of its owner's quota.
+#[test]
+fn who_must_not_wait_for_room_gives_back_its_quota() {
+    let s = Served::with(WITHOUT_OPEN | abi::init::OVER_IO_URING, 16384);
+    s.fs.vol.quota_change(braidfs::QuotaOwner::User(USER), |limits| limits.space = Some(3 << 20)).unwrap();
+    let made = ["file", "other"].map(|name| WireId(s.mknod(ROOT, name).nodeid));
+    let [id, other] = made;
+    let owner = braidfs::SetAttr { uid: Some(USER), ..braidfs::SetAttr::default() };
+    s.fs.vol.setattr(id.ino(), &owner).unwrap();
+    let file = s.fs.vol.open(other.ino()).unwrap();
+    let room = s.fs.vol.write_room(other.ino()) * 4096;
+    s.fs.vol.fallocate(&file, braidfs::FallocMode::Allocate { keep_size: false }, 0, room - (1 << 20)).unwrap();
+    let waiting: Vec<_> = std::iter::from_fn(|| s.fs.let_wait(false)).collect();
+    let arg = abi::GetattrIn { getattr_flags: abi::GETATTR_FH, dummy: 0, fh: 0 };
+    let mut frame = request(op::GETATTR, id, arg.as_bytes());
+    let (mut head, _) = abi::InHeader::read_from_prefix(&frame).unwrap();
+    (head.uid, head.pid) = (USER, u32::MAX >> 2);
+    frame[..size_of::<abi::InHeader>()].copy_from_slice(head.as_bytes());
+    assert_eq!(s.handled(&frame), Err(Errno::NOSPC));
+    let mut granted = None;
+    s.fs.quota_grants.of(braidfs::QuotaOwner::User(USER)).tell(|blocks| granted = Some(blocks));
+    assert_eq!(granted, Some(0));
+    drop(waiting);
+}
+
 /// What a `write` was granted is not taken by FALLOCATE: the kernel writes it back first, and what is under way keeps its room.
 #[test]
 fn allocating_leaves_what_was_granted() {
