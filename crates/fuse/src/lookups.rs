@@ -221,6 +221,7 @@ impl BraidFs {
         let job = Box::new(move |fs: &BraidFs| {
             let (req, _waiting) = (req.get(), waiting);
             wait(fs, later.channel());
+            let _spending = fs.spend(req.node());
             let mut out = Answer::new(MAX_IO_BYTES as usize);
             let handled = fs.handle(&req, &mut out, &later.context());
             fs.answer_later(&req, handled, later, &mut out);
@@ -228,6 +229,31 @@ impl BraidFs {
         // A job that cannot be handed over is dropped, and answers EIO.
         let _ = self.jobs.send(job);
         Some(Outcome::Deferred)
+    }
+
+    /// [`Self::serve_now`] on the helper thread, which may wait for FORGETs by itself.
+    pub(crate) fn serve_on_helper(
+        &self,
+        req: &Request<'_>,
+        out: &mut Answer,
+        later: &Later,
+        cx: &Context<'_>,
+    ) -> Handled {
+        let _spending = self.spend(req.node());
+        let handled = self.handle(req, out, cx);
+        if handled == Err(Errno::NOSPC) {
+            self.refused_for_room();
+        }
+        if !matches!(handled, Err(Errno::NOSPC | Errno::DQUOT)) || !self.vol.removed_lately(LATELY) {
+            return handled;
+        }
+        if handled == Err(Errno::DQUOT) {
+            self.catch_up(later.channel())
+        } else {
+            self.await_forgets()
+        }
+        out.clear();
+        self.handle(req, out, cx)
     }
 
     /// Sends what became of a request that was put aside.

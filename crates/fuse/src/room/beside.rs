@@ -241,7 +241,7 @@ impl BraidFs {
     fn handle_beside(&self, b: Beside, _taking: &Taking<'_>) {
         let (req, later) = (b.req.get(), b.later);
         let mut out = Answer::new(MAX_IO_BYTES as usize);
-        let handled = self.handle(&req, &mut out, &later.context().with_room());
+        let handled = self.serve_on_helper(&req, &mut out, &later, &later.context().with_room());
         self.answer_later(&req, handled, later, &mut out);
     }
 
