@@ -251,10 +251,10 @@ impl BraidFs {
         let mode = falloc_mode(arg.mode)?;
         let opened = self.opened(req.node(), arg.fh)?;
         self.strip(req, &opened, cx)?;
+        let new = || self.vol.new_blocks(opened.ino(), arg.offset, arg.length).map_err(errno);
         let need = match mode {
-            FallocMode::Allocate { .. } => self.vol.new_blocks(opened.ino(), arg.offset, arg.length).map_err(errno)?,
-            // what it has becomes free with a commit
-            FallocMode::ZeroRange { .. } => arg.length.div_ceil(PAGE_BYTES),
+            FallocMode::Allocate { .. } => new()?,
+            FallocMode::ZeroRange { .. } => blocks_to_zero(arg.length, new()?),
             _ => 0,
         };
         let _taking = match self.take_room(req, opened.ino(), need, cx) {
@@ -401,6 +401,14 @@ fn has_grown(before: u64, after: u64) -> bool {
     after >= SHOWS && after.ilog2() > before.max(1).ilog2()
 }
 
+/// Blocks that zeros for so many bytes take of which so many blocks are `new`: those, and some for others, which become free with a
+/// commit. So the volume goes on one piece after the other, of 64 MiB at most.
+fn blocks_to_zero(len: u64, new: u64) -> u64 {
+    const PIECE: u64 = (64 << 20) / PAGE_BYTES;
+    // and a page in part at each end
+    new + (len.div_ceil(PAGE_BYTES) + 1).saturating_sub(new).min(PIECE)
+}
+
 fn falloc_mode(mode: u32) -> Result<FallocMode, Errno> {
     const KEEP: i32 = libc::FALLOC_FL_KEEP_SIZE;
     const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | KEEP;
@@ -432,6 +440,16 @@ mod tests {
         for refused in [2, 9, 0x21, 0x40] {
             assert_eq!(falloc_mode(refused), Err(Errno::OPNOTSUPP));
         }
+    }
+
+    #[test]
+    fn zeros_take_the_place_of_what_is_there_piece_by_piece() {
+        let mib = |n: u64| n * 256;
+        assert_eq!(blocks_to_zero(1 << 30, mib(1024)), mib(1024) + 1, "all of it is new");
+        assert_eq!(blocks_to_zero(1 << 30, 0), mib(64));
+        assert_eq!(blocks_to_zero(1 << 30, mib(1000)), mib(1024) + 1);
+        assert_eq!(blocks_to_zero(1 << 30, mib(900)), mib(964));
+        assert_eq!((blocks_to_zero(1, 0), blocks_to_zero(1, 1)), (2, 2));
     }
 
     #[test]

@@ -218,3 +218,16 @@ fn what_is_granted_without_a_look_at_it_needs_room_enough_then() {
     assert!(own < t.s.fs.enough(t.cached.ino()));
     assert!(!t.s.fs.grant(asker, own + 1, true) && t.s.fs.grant(asker, own, true));
 }
+
+/// Of a range that has its blocks, zeros take no more than what the volume replaces at once.
+#[test]
+fn zeros_need_room_for_what_is_new() {
+    let t = Domained::new(0);
+    let file = t.s.fs.vol.open(t.other.ino()).unwrap();
+    t.s.fs.vol.fallocate(&file, FallocMode::Allocate { keep_size: false }, 0, 300 * MIB).unwrap();
+    t.leave(320 * MIB);
+    let mode = libc::FALLOC_FL_ZERO_RANGE as u32;
+    let arg = abi::FallocateIn { fh: t.other_fh, length: 300 * MIB, mode, ..abi::FallocateIn::new_zeroed() };
+    let frame = request(op::FALLOCATE, t.other, arg.as_bytes());
+    assert_eq!(t.s.handled(&frame), Ok(Outcome::Reply), "nothing is written back for it");
+}
