@@ -2,11 +2,14 @@
 the kernel's cache has accepted."""
 
 import contextlib
+import ctypes
 import errno
+import mmap
 import os
 
 from filling import offered
 from fslib import Failed
+from mount_tests.coherence import BLOCK, Aio
 from mount_tests.common import check, must, root_only, same
 from mount_tests.nearly_full import with_little_room
 
@@ -27,7 +30,7 @@ def new(path):
 
 def leave(own, room):
     """Takes all that is offered but for so many bytes."""
-    fd = new(own.mnt / "ballast")
+    fd = new(own.mnt / f"ballast{room}")
     os.posix_fallocate(fd, 0, offered(own.mnt) - room)
     os.close(fd)
     own.settle()
@@ -115,3 +118,32 @@ def writing_through_leaves_what_was_accepted(volume, _top):
         must(done > 55 * MIB, f"no space after only {done} bytes")
         must(offered(own.mnt) < 4 * MIB, f"{offered(own.mnt)} bytes are left")
         is_kept(own, fd, piece * 6)
+
+
+@check(seconds=120)
+def writes_past_the_cache_do_not_keep_the_cache_from_writing(volume, _top):
+    """Asynchronous direct writes of a file that is written through, more than the kernel hands out at a time, of which each lacks
+    room beside what the cache is to write back first: that waited behind them for good."""
+    count, piece = 1500, os.urandom(MIB)
+    with with_little_room(volume, "fileflags", size=400 * MIB) as own:
+        fd = new(own.mnt / "held")
+        leave(own, 70 * MIB)
+        through = os.open(own.mnt / "through", os.O_CREAT | os.O_RDWR | os.O_DIRECT, 0o600)
+        os.ftruncate(through, count * BLOCK)
+        leave(own, 14 * MIB)
+        write_all(fd, piece, 6)
+        memory = mmap.mmap(-1, BLOCK)
+        memory[:] = piece[:BLOCK]
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        aio, results = Aio(count), {}
+        aio.write(through, [(n, address, BLOCK, n * BLOCK) for n in range(count)])
+        while len(results) < count:
+            results.update(aio.results())
+        must(set(results.values()) <= {BLOCK, -errno.ENOSPC}, f"{set(results.values())} of the writes")
+        synced(through)
+        had = [n for n, result in results.items() if result == BLOCK]
+        must(had, "no write was taken")
+        os.close(through)
+        is_kept(own, fd, piece * 6)
+        content = (own.mnt / "through").read_bytes()
+        must(all(content[n * BLOCK : (n + 1) * BLOCK] == piece[:BLOCK] for n in had), "what a `write` took is lost")

@@ -73,12 +73,13 @@ class Aio:
 
     NUMBERS = {"x86_64": (206, 208, 209), "aarch64": (0, 4, 2)}
 
-    def __init__(self):
+    def __init__(self, most=4 * BLOCKS):
+        """`most`: writes that are under way at once."""
         if platform.machine() not in self.NUMBERS:
             raise Skipped("the numbers of these system calls are not known here")
         setup, self.getevents, self.submit_call = self.NUMBERS[platform.machine()]
         self.context = ctypes.c_ulong()
-        self.call(setup, 4 * BLOCKS, ctypes.byref(self.context))
+        self.call(setup, most, ctypes.byref(self.context))
 
     @staticmethod
     def call(*args):
@@ -99,13 +100,17 @@ class Aio:
 
     def reap(self):
         """The tags of what has been written by now, at least one."""
-        events = ctypes.create_string_buffer(32 * BLOCKS)
-        count = self.call(self.getevents, self.context, 1, BLOCKS, events, None)
         tags = []
-        for tag, _, result, _ in struct.iter_unpack("=QQqq", events.raw[: 32 * count]):
+        for tag, result in self.results():
             must(result > 0, f"an asynchronous write failed: {os.strerror(-result)}")
             tags.append(tag)
         return tags
+
+    def results(self):
+        """As `reap`, with what came of each: bytes, or an errno below 0."""
+        events = ctypes.create_string_buffer(32 * BLOCKS)
+        count = self.call(self.getevents, self.context, 1, BLOCKS, events, None)
+        return [(tag, result) for tag, _, result, _ in struct.iter_unpack("=QQqq", events.raw[: 32 * count])]
 
 
 def fallocate(fd, mode, offset, size):
