@@ -5,10 +5,13 @@ use crate::metadata::timestamp;
 use crate::{Advice, Error, FallocMode, Metadata, Pinned, Result, StatFs, Ticket};
 use braidfs::{Error as Why, OpenFile, SetAttr, SetTime, XattrMode};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
+
+/// The attribute that holds file capabilities.
+const CAPABILITIES: &[u8] = b"security.capability";
 
 /// An open file or directory. Dropped, it is closed; what was written is kept, and durable as after close(2): with the
 /// next commit or sync.
@@ -44,9 +47,9 @@ pub struct File {
     pub(crate) writable: bool,
     pub(crate) append: bool,
     pub(crate) position: Mutex<u64>,
-    /// It had no file capabilities when this handle looked, which it does before its first change of the content. One that another
-    /// handle sets later stays.
-    pub(crate) looked: AtomicBool,
+    /// [`Shared::capabilities`](crate::fs::Shared) when it had no file capabilities by a look of this handle, which looks before it
+    /// changes the content.
+    pub(crate) looked: AtomicU64,
 }
 
 impl std::fmt::Debug for File {
@@ -71,9 +74,11 @@ impl File {
     /// [`Self::check`] of what changes the content, before which file capabilities go.
     fn check_writable(&self) -> Result<()> {
         Self::check(self.writable)?;
-        if !self.looked.load(Relaxed) {
+        // before the look: of what is set meanwhile the next change looks again
+        let set = self.shared.capabilities.load(Acquire);
+        if self.looked.load(Relaxed) != set {
             self.drop_capabilities()?;
-            self.looked.store(true, Relaxed);
+            self.looked.store(set, Relaxed);
         }
         Ok(())
     }
@@ -345,7 +350,9 @@ impl File {
     /// As setxattr(2).
     pub fn set_xattr(&self, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         self.shared.volume.setxattr(self.open.ino(), name, value, mode)?;
-        self.looked.store(false, Relaxed);
+        if name == CAPABILITIES {
+            self.shared.capabilities.fetch_add(1, AcqRel);
+        }
         Ok(())
     }
 

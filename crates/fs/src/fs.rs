@@ -9,7 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
@@ -19,6 +19,8 @@ pub(crate) struct Shared {
     pub(crate) volume: Volume,
     cred: Cred,
     umask: u32,
+    /// Rises with each `security.capability` that is set, from 1: handles must look again whether a write has to remove one.
+    pub(crate) capabilities: AtomicU64,
 }
 
 /// What a handle holds of it, on a cache line of its own.
@@ -118,7 +120,7 @@ impl Fs {
         let volume = Volume::mount(devices, options.mount.clone())?;
         let (uid, gid) = options.owner;
         let cred = Cred { uid, gid, privileged: true, ..Cred::root() };
-        let shared = Arc::new(Shared { volume, cred, umask: options.umask });
+        let shared = Arc::new(Shared { volume, cred, umask: options.umask, capabilities: AtomicU64::new(1) });
         let references = (0..REFERENCES).map(|_| Arc::new(CachePadded::new(shared.clone()))).collect();
         Ok(Self { references })
     }
@@ -205,7 +207,7 @@ impl Fs {
             writable: how.how.write || how.append,
             append: how.append,
             position: Mutex::new(0),
-            looked: AtomicBool::new(false),
+            looked: AtomicU64::new(0),
         }
     }
 
