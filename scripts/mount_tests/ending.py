@@ -13,6 +13,7 @@ from fslib import fork_for, run, wait_for
 from mount_tests.common import check, daemon_only, must, root_only, same, write_synced
 from mount_tests.guard import PTRACE_DETACH, ptrace, stop, threads_named
 from mount_tests.helpers import small_volume
+from mount_tests.upgrade import mounted, on_a_small_disk
 
 # The kernel tells the server of no sync, and the server commits by itself much later.
 LATE = "fuseblk=never,commit=300,transport=dev"
@@ -67,6 +68,36 @@ def umount_by_force_cuts_off_who_does_not_answer(volume, _top):
         v.mount("transport=dev")
         same((v.mnt / "f").read_bytes(), b"synced", "content")
         v.umount()
+
+
+@check
+def an_unmount_that_lost_the_last_writes_says_so(volume, _top):
+    """An image file on a disk that is full when the volume is closed. Nothing was synced, so that nobody has been told."""
+    daemon_only(volume)
+    root_only()
+    with mounted(volume) as v, contextlib.ExitStack() as stack:
+        full, image = on_a_small_disk(v, stack)
+        run(v.binary, "mount", "-o", "transport=dev,commit=300", image, v.mnt)
+        stack.callback(v.force_down)
+        write_synced(v.mnt / "kept", b"synced")
+        for n in range(1000):
+            (v.mnt / f"{n:0200}").write_text("x")
+        with contextlib.suppress(OSError), open(full / "fill", "wb", buffering=0) as filler:
+            while True:
+                filler.write(b"f" * 4096)
+        code, said = run(v.binary, "umount", v.mnt, ok=None)
+        same(code, 32, f"exit code: {said}")
+        must("not closed properly" in said and "may be lost" in said and "braidfs fsck" in said, said)
+        # a check that cannot write gives nothing up
+        code, said = run(v.binary, "fsck", "-y", image, ok=None)
+        same(code, 8, f"exit code of fsck: {said}")
+        must("nothing of them is given up" in said, said)
+        (full / "fill").unlink()
+        run(v.binary, "mount", "-o", "transport=dev", image, v.mnt)
+        same((v.mnt / "kept").read_bytes(), b"synced", "content")
+        code, said = run(v.binary, "umount", v.mnt, ok=None)
+        same((code, said), (0, ""), "unmount of a sound one")
+        same(run(v.binary, "fsck", "-f", "-n", image, ok=None)[0], 0, "exit code of fsck")
 
 
 def killed_later(v, pid):

@@ -114,6 +114,15 @@ impl How {
     }
 }
 
+/// Whether the volume on `devices` was closed properly, by all that its domains' headers say: the only thing that is looked at.
+///
+/// # Errors
+/// Of a device, or no volume.
+pub fn is_closed(devices: &[Arc<dyn Device>]) -> Result<bool> {
+    let m = volume::read(devices)?;
+    Ok(m.domains.iter().all(|d| d.header.is_some_and(|h| h.flags.get() & CLEAN != 0)))
+}
+
 /// Whether journals are to be replayed.
 fn is_dirty(m: &Model) -> bool {
     let flags = |d: &Domain| d.header.map_or(0, |h| h.flags.get());

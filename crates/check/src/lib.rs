@@ -34,6 +34,6 @@ mod scan;
 mod threads;
 pub mod usage;
 
-pub use check::{check, check_within, preen, scrub};
+pub use check::{check, check_within, is_closed, preen, scrub};
 pub use error::{Error, Result};
 pub use report::{Finding, FsckOptions, FsckReport, Limits, ScrubReport};

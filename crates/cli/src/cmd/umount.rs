@@ -8,7 +8,7 @@ mod force;
 use crate::failure::{Failure, Outcome, host_error, mount_code};
 use crate::mounted::{Source, is_same};
 use crate::mountinfo::{self, Mount};
-use braidfs_device::{NbdUri, OpenHere, is_nbd_uri};
+use braidfs_device::{NbdUri, OpenHere, is_nbd_uri, look_at_devices};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  braidfs umount /mnt\n\n\
     When it returns with 0, everything is on the devices and they can be taken away, unless the volume or a tenant of it is \
-    mounted elsewhere, too.\n\n\
+    mounted elsewhere, too. Where a device failed before all was written, it says so, and the exit code is 32.\n\n\
     With --force it is synced and unmounted in order as long as its process answers, within --timeout: what is in use stays \
     mounted, and nothing is lost. A process that does not answer for 10 seconds is cut off: what had not been written is lost \
     then, who uses the mount gets errors, and the exit code is 32.\n\n\
@@ -97,7 +97,30 @@ fn run_checked(args: &Args) -> Outcome {
     if let Some(dir) = backing.loop_device {
         wait_detached(&dir, deadline);
     }
-    Ok(0)
+    match source.tenant.is_none() && !is_read_only(&mount) && is_left_open(&backing.devices) {
+        true => {
+            let why = "unmounted, but a device failed before all was written, and what was written last may be lost: see the log of \
+                       the mount, and check it with `braidfs fsck`";
+            Err(Failure::at("not closed properly:", &show, why))
+        }
+        false => Ok(0),
+    }
+}
+
+fn is_read_only(mount: &Mount) -> bool {
+    mount.super_options.split(',').any(|o| o == "ro")
+}
+
+/// Whether the volume on `devices`, which nobody has open, was not closed properly, as far as that can be seen.
+fn is_left_open(devices: &[PathBuf]) -> bool {
+    // every connection to an export is one more that somebody may wait for
+    if devices.iter().any(|d| is_nbd_uri(d)) {
+        return false;
+    }
+    let looked = look_at_devices(devices).map(|devices| braidfs_check::is_closed(&devices));
+    let open = matches!(looked, Ok(Ok(false)));
+    // it may be mounted again by now
+    open && !devices.iter().filter_map(|d| Held::lock(d)).any(|held| held.lasts())
 }
 
 /// Whether a volume on `devices`, or a tenant of it, is mounted.
