@@ -18,9 +18,13 @@ use braidfs_sync::slots::Line;
 use braidfs_sync::workers::Workers;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
 
 /// No logical time that an operation gave is this late: what says so was written by nobody of us, and must not stop the clock.
 const LATEST: u64 = 1 << 63;
+
+/// No group is to be tried again.
+const NEVER: u64 = u64::MAX;
 
 /// Each kind of the domains' tables (entries of nodes, owners of segments, blocks of nodes and buckets) takes this part of the
 /// cache's memory at most.
@@ -53,6 +57,11 @@ pub struct Shared {
     pub unclaimed: AtomicU64,
     /// Those of each device.
     pub unclaimed_of: [AtomicU64; MAX_DEVICES],
+    /// When the first of the groups that are left alone after an error is to be tried again ([`Self::has_come`]): until then they are
+    /// missing in [`Self::unclaimed`].
+    tried_again: AtomicU64,
+    /// When the volume was mounted.
+    begun: Instant,
     /// The volume stops without writing another block (`Volume::kill`).
     pub dead: AtomicBool,
     /// A forced read-only volume.
@@ -101,6 +110,8 @@ impl Shared {
             table_bytes: options.cache_bytes / TABLES_PART / u64::from(sb.domains.get().max(1)),
             unclaimed: AtomicU64::new(0),
             unclaimed_of: Default::default(),
+            tried_again: AtomicU64::new(NEVER),
+            begun: Instant::now(),
             dead: AtomicBool::new(false),
             read_only: AtomicBool::new(false),
             closing: AtomicBool::new(false),
@@ -140,6 +151,18 @@ impl Shared {
             return self.unclaimed.load(Ordering::Relaxed);
         }
         devices.numbers().map(|n| self.unclaimed_of[n].load(Ordering::Relaxed)).sum()
+    }
+
+    /// Notes when groups that are left alone after an error are to be tried again; `None` where there are none.
+    pub fn note_tried_again(&self, at: Option<Instant>) {
+        let ms = |at: Instant| at.saturating_duration_since(self.begun).as_millis() as u64;
+        self.tried_again.store(at.map_or(NEVER, ms), Ordering::Relaxed);
+    }
+
+    /// Whether the time of [`Self::note_tried_again`] has come, to the millisecond. Asks for no time where there is none.
+    pub fn has_come(&self) -> bool {
+        let at = self.tried_again.load(Ordering::Relaxed);
+        at != NEVER && self.begun.elapsed().as_millis() as u64 > at
     }
 
     /// The logical time at which inodes take and leave names of the directories `dirs`, which the caller has locked.

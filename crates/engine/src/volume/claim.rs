@@ -3,7 +3,8 @@
 //! Blank metadata is written to the group and made durable before the table of owners names it. Where that fails, another group is
 //! taken, which may lie on another device: one that cannot flush never can again, and none of its groups is claimed any more
 //! ([`MountedVolume::unclaimable`]); where something else fails, the group is left alone for some time, and after a second error
-//! for a short time the whole device, since each error may take as long as a device has to answer.
+//! for a short time the whole device, since each error may take as long as a device has to answer. From the first error on no domain
+//! is asked for a group on that device for as long: it would write there to give it back, and an error then is its own.
 
 use super::MountedVolume;
 use super::groups::Bat;
@@ -127,13 +128,13 @@ impl MountedVolume {
                     if of_device >= ERRORS_OF_DEVICE {
                         bat.leave_alone(self.groups_beside(group), now + DEVICE_RESTS);
                     }
+                    // a domain that gives a group there back writes to the device, and an error of that would fail it
+                    bat.suspect(self.groups_beside(group), now + DEVICE_RESTS);
+                    // nobody gets them now: they are no room either, and nobody is asked for such before the next look
+                    self.count_unclaimed_in(bat);
                 }
             }
         };
-        if !errors.is_empty() {
-            // nobody gets them now: they are no room either
-            self.count_unclaimed_in(bat);
-        }
         match (found, errors.into_iter().next()) {
             (Ok(None), Some((_, e))) => Err(e),
             (found, _) => found,
@@ -166,8 +167,8 @@ impl MountedVolume {
         self.groups_of_devices(|n| !devices.contains(n) || lost(n))
     }
 
-    /// Whether groups of a device can be claimed where they are nobody's, a hint: whether it can flush, and has not failed a moment
-    /// ago.
+    /// Whether groups of a device can be claimed once a domain has given them back, a hint: whether it can flush, and has not failed a
+    /// moment ago.
     pub(super) fn takes_claims(&self, device: usize) -> bool {
         !self.store.cannot_flush(device) && self.resting.load(Ordering::Relaxed) & 1 << device == 0
     }

@@ -44,6 +44,8 @@ pub struct Bat {
     unsure: BTreeSet<usize>,
     /// What was written to these, or to their devices, failed: nobody claims them until then.
     resting: Vec<(Range<u32>, Instant)>,
+    /// All groups of devices, to which something that was written failed a moment ago: no domain is asked for one of them until then.
+    suspected: Vec<(Range<u32>, Instant)>,
 }
 
 impl Bat {
@@ -70,6 +72,7 @@ impl Bat {
             next: 0,
             unsure: BTreeSet::new(),
             resting: Vec::new(),
+            suspected: Vec::new(),
         };
         let mut buf = vec![0u8; 2 * BLOCK_BYTES];
         while b.entries.len() < groups {
@@ -145,15 +148,27 @@ impl Bat {
         self.resting.retain(|(r, _)| *r != groups);
         self.resting.push((groups, end));
     }
-    /// Has those claimed again whose time has come by `now`; whether there are any.
-    pub(super) fn try_again(&mut self, now: Instant) -> bool {
-        let before = self.resting.len();
-        self.resting.retain(|(_, end)| *end > now);
-        self.resting.len() < before
+    /// Has no domain asked for one of these groups before `end`, all those of a device: what was written to it has failed, and whoever
+    /// gives a group back writes there.
+    pub(super) fn suspect(&mut self, groups: Range<u32>, end: Instant) {
+        self.suspected.retain(|(r, _)| *r != groups);
+        self.suspected.push((groups, end));
     }
-    /// Whether all of these groups are left alone.
+    /// Has those claimed, and asked for, again whose time has come by `now`; whether there are any.
+    pub(super) fn try_again(&mut self, now: Instant) -> bool {
+        let before = self.resting.len() + self.suspected.len();
+        self.resting.retain(|(_, end)| *end > now);
+        self.suspected.retain(|(_, end)| *end > now);
+        self.resting.len() + self.suspected.len() < before
+    }
+    /// When the first of those is to be tried again ([`Self::try_again`]).
+    pub(super) fn tried_again_at(&self) -> Option<Instant> {
+        self.resting.iter().chain(&self.suspected).map(|(_, end)| *end).min()
+    }
+    /// Whether all of these groups are left alone, or nobody is asked for them.
     pub(super) fn rests(&self, groups: &Range<u32>) -> bool {
-        self.resting.iter().any(|(r, _)| r.start <= groups.start && groups.end <= r.end)
+        let all = |(r, _): &(Range<u32>, Instant)| r.start <= groups.start && groups.end <= r.end;
+        self.resting.iter().any(all) || self.suspected.iter().any(all)
     }
     /// Owners of the groups that can be claimed where they are nobody's, by who may not have these; of one that the device may say
     /// is claimed, or that is kept free, none that there is.
@@ -182,6 +197,7 @@ impl Bat {
         self.groups = groups.min(self.entries.len());
         // behind the end another device may come
         self.resting.retain(|(r, _)| r.end as usize <= groups);
+        self.suspected.retain(|(r, _)| r.end as usize <= groups);
     }
     /// One more pair. Where the device has it already it stays, so that the epochs of its groups go on; a group in it that
     /// the volume has not can be nobody's. Does not flush.

@@ -84,6 +84,18 @@ impl MountedVolume {
         self.drained[0].store(drained.start, Ordering::Relaxed);
         let rests = (0..sb.device_table().len()).filter(|n| bat.rests(&self.groups_of_device(*n)));
         self.resting.store(rests.fold(0, |bits, n| bits | 1 << n), Ordering::Relaxed);
+        self.shared.note_tried_again(bat.tried_again_at());
+    }
+
+    /// Groups that were left alone after an error, and whose time has come, count as room again. Whoever claims sees to that, but
+    /// nobody does who is told that there is no room. Where another thread has the table, it is he who counts, or the next one.
+    fn count_tried_again(&self) {
+        if self.shared.has_come()
+            && let Some(mut bat) = self.bat.try_lock()
+            && bat.try_again(Instant::now())
+        {
+            self.count_unclaimed_in(&bat);
+        }
     }
 
     /// Free blocks of groups on these devices that nobody owns, and that can be claimed.
@@ -371,6 +383,7 @@ impl MountedVolume {
     }
 
     fn room_as(&self, d: &Domain, enough: u64, kept: fn(&Domain) -> u64, with: impl Fn(u64) -> u64) -> u64 {
+        self.count_tried_again();
         let mut more = self.unclaimed_on(d.devices());
         let sure = with(more);
         if sure >= enough {

@@ -5,7 +5,7 @@ use crate::volume::MountedVolume;
 use crate::{DomainId, MkfsOptions, MountOptions, Volume, mkfs};
 use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A volume of two devices of 64 MiB in groups of 4 MiB; domain 0 has its journal on device 0, the next one on device 1, and so on.
 fn on_two_devices(domains: u16) -> (Vec<Arc<FaultDevice>>, Volume) {
@@ -128,4 +128,62 @@ fn a_domain_on_a_device_that_cannot_flush_is_not_asked_for_groups() {
     assert!(!i.claim_group(d).unwrap());
     assert_eq!((d.failed(), idle.failed()), (None, None));
     v.crash();
+}
+
+/// Where claims of groups on a device fail, a domain that has empty ones there is not asked for them: to give them back it would
+/// write there, and the error would be its own. However few of nobody's there are, each of which fails once.
+#[test]
+fn a_claim_that_fails_makes_no_idle_domain_read_only() {
+    for left in [1, 2, 5] {
+        for adds in [false, true] {
+            let (faults, v) = on_two_devices(2);
+            let (i, [d, idle]) = (v.mounted(), [0, 1].map(|n| v.mounted().dom(DomainId(n))));
+            assert_eq!(i.store.device_of(idle.journal_group()), Some(1));
+            while free_on(i, 0) > 0 {
+                assert!(i.claim_group(d).unwrap());
+            }
+            while free_on(i, 1) > left {
+                assert!(i.claim_group(idle).unwrap());
+            }
+            faults[1].add(Rule::new(Op::Write, Effect::Fail(5)));
+            if adds {
+                v.add_domain().unwrap();
+                assert_eq!(
+                    i.store.device_of(i.dom(DomainId(2)).journal_group()),
+                    Some(0),
+                    "of those that domain 0 spares"
+                );
+            } else {
+                for _ in 0..3 {
+                    assert!(!matches!(i.claim_group(d), Ok(true)));
+                }
+            }
+            assert!(faults[1].fired() > 0, "{left} {adds}");
+            assert_eq!((d.failed(), idle.failed()), (None, None), "{left} {adds}");
+            assert_eq!(free_on(i, 1), left);
+            // it is well again, and is asked when its time has come
+            faults[1].clear();
+            i.bat.lock().try_again(Instant::now() + GROUP_RESTS);
+            i.count_unclaimed();
+            (0..left + 3).for_each(|n| assert!(i.claim_group(d).unwrap(), "{n} of {left}"));
+            v.unmount().unwrap();
+        }
+    }
+}
+
+/// Groups that were left alone are room again once their time has come, also where nobody claims: who is told that there is none
+/// does not.
+#[test]
+fn groups_count_as_room_again_when_their_time_has_come() {
+    let (_faults, v) = on_two_devices(1);
+    let (i, d) = (v.mounted(), v.mounted().dom(DomainId(0)));
+    let before = i.room(d, u64::MAX);
+    let end = Instant::now() + Duration::from_millis(50);
+    i.bat.lock().leave_alone(i.groups_of_device(1), end);
+    i.count_unclaimed();
+    let meanwhile = i.room(d, u64::MAX);
+    assert!(Instant::now() >= end || meanwhile < before, "{meanwhile} of {before}");
+    std::thread::sleep(Duration::from_millis(60));
+    assert_eq!(i.room(d, u64::MAX), before);
+    v.unmount().unwrap();
 }
