@@ -1,8 +1,9 @@
 //! `data=writeback`: commits leave dirty data alone, but syncs and the unmount do not.
 
-use braidfs::OpenHow;
 use braidfs::device::{Device, MemDevice};
+use braidfs::format::inode::NOCOW;
 use braidfs::{Cred, DataMode, FallocMode, InodeNo, MkfsOptions, MountOptions, SetAttr, Volume, mkfs};
+use braidfs::{OpenFile, OpenHow};
 use std::sync::Arc;
 
 fn mount(device: &Arc<MemDevice>) -> Volume {
@@ -109,4 +110,63 @@ fn what_was_cut_off_does_not_come_back() {
     v.read(&f, 0, &mut b).unwrap();
     assert!(b[..3000] == [7; 3000] && b[3000..] == [0; 2000], "old bytes behind the old end");
     v.unmount().unwrap();
+}
+
+/// On the device, behind the end of a file that is overwritten where it lies, there may be bytes of a write that a crash undid. The
+/// commit with a larger size, which leaves data alone, has the zeros there all the same; so has one after which the file is
+/// overwritten no more, and nobody looks for such bytes.
+#[test]
+fn bytes_of_a_write_that_a_crash_undid_do_not_come_back() {
+    type Change = fn(&Volume, &OpenFile);
+    let ways: [(&str, Change); 5] = [
+        ("truncate", |v, f| {
+            v.setattr(f.ino(), &SetAttr { size: Some(10_000), ..SetAttr::default() }).unwrap();
+        }),
+        ("write behind", |v, f| assert_eq!(v.write(f, 8000, &[3; 100]).unwrap(), 100)),
+        ("fallocate", |v, f| v.fallocate(f, FallocMode::Allocate { keep_size: false }, 0, 8192).unwrap()),
+        ("the page was dirty", |v, f| {
+            assert_eq!(v.write(f, 0, &[7; 100]).unwrap(), 100);
+            v.setattr(f.ino(), &SetAttr { size: Some(10_000), ..SetAttr::default() }).unwrap();
+        }),
+        ("not in place", |v, f| {
+            v.setattr(f.ino(), &SetAttr { flags: Some(0), ..SetAttr::default() }).unwrap();
+        }),
+    ];
+    for (how, change) in ways {
+        let device = Arc::new(MemDevice::new(16384));
+        mkfs::format(&[device.clone() as Arc<dyn Device>], &MkfsOptions::default()).unwrap();
+        let v = mount(&device);
+        let open = OpenHow { read: true, write: true, create: true, mode: 0o600, ..OpenHow::default() };
+        let f = v.open_path(b"f", open, &Cred::root()).unwrap();
+        v.setattr(f.ino(), &SetAttr { flags: Some(NOCOW), ..SetAttr::default() }).unwrap();
+        v.fallocate(&f, FallocMode::Allocate { keep_size: true }, 0, 4096).unwrap();
+        v.write(&f, 0, &[7; 100]).unwrap();
+        v.sync().unwrap();
+        let ino = f.ino();
+        let (_, at) = v.extents(ino).unwrap()[0].place.unwrap();
+        drop(f);
+        v.crash();
+        // as a write does that goes out before the commit with its size, which a crash then undoes
+        let mut page = [9; 4096];
+        page[3000..].fill(0);
+        page[..100].fill(7);
+        device.write(at / 4096, &page).unwrap();
+
+        let v = mount(&device);
+        let f = v.open_path(b"f", open, &Cred::root()).unwrap();
+        assert_eq!(v.getattr(ino).unwrap().size, 100);
+        change(&v, &f);
+        v.commit_domain(v.domain_of(ino).unwrap(), false).unwrap();
+        drop(f);
+        v.crash();
+
+        let v = mount(&device);
+        let f = v.open_path(b"f", open, &Cred::root()).unwrap();
+        v.write(&f, 20_000, &[3; 100]).unwrap();
+        let mut b = vec![1; 8000];
+        v.read(&f, 0, &mut b).unwrap();
+        assert!(b[..100] == [7; 100] && b[100..].iter().all(|b| *b == 0), "{how}: bytes that were never in the file");
+        drop(f);
+        v.unmount().unwrap();
+    }
 }

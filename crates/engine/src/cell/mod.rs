@@ -87,7 +87,8 @@ pub enum Dirty {
     /// does not hold it any more, so the same transaction writes the page.
     WasInline,
     /// Its last page was cut where commits leave data alone: the transaction with the smaller size writes it all the same. After a
-    /// crash what was cut off would else be there again once the file grows.
+    /// crash what was cut off would else be there again once the file grows. So it is where a file grows that is overwritten where it
+    /// lies, or is so no longer: behind its end there may be bytes of a write that a crash undid.
     Cut,
 }
 

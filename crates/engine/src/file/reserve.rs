@@ -1,7 +1,7 @@
 //! Blocks reserved for pages that will be written: here it is that ENOSPC is told.
 
 use super::PAGE;
-use crate::cell::{Body, Cell, FileBody, State};
+use crate::cell::{Body, Cell, Dirty, FileBody, State};
 use crate::domain::Domain;
 use crate::domain::serialise::writes_in_place;
 use crate::error::Result;
@@ -78,6 +78,10 @@ impl MountedVolume {
         let Body::File(f) = &mut st.body else { return };
         if !f.pages.is_dirty(lblk) && f.pages.dirty(lblk) {
             d.memory.add(0, 1);
+        }
+        // also where it was dirty: a commit that leaves it alone makes the new size durable without the zeros
+        if d.lazy_data() && f.dirty != Dirty::WasInline {
+            f.dirty = Dirty::Cut;
         }
     }
 
