@@ -103,9 +103,10 @@ impl NodeTable {
         group.blocks.iter().for_each(|b| drop(b.state.lock()));
     }
 
-    /// Free slots of groups of which none is given out to an inode.
+    /// Free slots of groups of which none is given out to an inode, but of closed ones, whose slots count as none anyway.
     pub(crate) fn kept_free(&self) -> u64 {
-        let groups: Vec<_> = self.groups.read().values().filter(|g| g.kept.load(Relaxed)).cloned().collect();
+        let kept = |g: &&Arc<NodeGroup>| g.kept.load(Relaxed) && !g.closed.load(Relaxed);
+        let groups: Vec<_> = self.groups.read().values().filter(kept).cloned().collect();
         let free = |g: &Arc<NodeGroup>| -> u64 {
             self.count_group(g);
             g.blocks.iter().map(|b| u64::from(b.state.lock().free())).filter(|n| *n <= u64::from(NODES_PER_BLOCK)).sum()

@@ -415,6 +415,20 @@ fn a_closed_group_has_no_slots() {
     assert_eq!((of(node), table.close_group(2, || 0)), (2, Closing::InUse));
 }
 
+/// Of a group that is to leave and gives no numbers out either, the slots are missing once.
+#[test]
+fn a_closed_group_that_gives_no_numbers_counts_once() {
+    let (_device, store) = fixture();
+    let table = open_table(&store, &GROUPS).unwrap();
+    table.keep_group(2, true);
+    let kept = (table.kept_free(), table.free_for_inodes());
+    assert_eq!(kept, (NODES / 2, NODES / 2 - 2 - table.reserve()));
+    assert_eq!(table.close_group(2, || 0), Closing::Done);
+    assert_eq!((table.kept_free(), table.free_for_inodes()), (0, NODES / 2 - 2 - table.reserve()));
+    table.reopen_group(2);
+    assert_eq!((table.kept_free(), table.free_for_inodes()), kept);
+}
+
 /// A thread whose cursor is in a group that has left looks for a slot elsewhere, and reads nothing of that group.
 #[test]
 fn a_cursor_in_a_group_that_left() {
