@@ -4,6 +4,7 @@
 //! pages counts them in a part of the account that is its slot's, and looks at the sums only once in a while
 //! ([`Looks`], [`MemoryUse::exceeds_ceiling`]).
 
+use super::own_work;
 use super::tx::CELL_COST;
 use crate::cell::cache::{CELL_BYTES, Memory};
 use crate::types::MemoryBudget;
@@ -136,6 +137,8 @@ struct SlotCounts {
     /// Reads that memory answered alone, and those that waited for the device.
     hits: AtomicU64,
     misses: AtomicU64,
+    /// Those of the latter that the background did of itself.
+    own_misses: AtomicU64,
     pins: SlotPins,
 }
 
@@ -227,12 +230,21 @@ impl MemoryUse {
     }
     /// A read waited for the device.
     pub fn miss(&self) {
-        self.parts.mine().misses.fetch_add(1, Relaxed);
+        let mine = self.parts.mine();
+        let misses = if own_work::is_own() { &mine.own_misses } else { &mine.misses };
+        misses.fetch_add(1, Relaxed);
     }
     /// [`Self::hit`] and [`Self::miss`] so far.
     pub fn hits_and_misses(&self) -> (u64, u64) {
-        let sum = |of: fn(&SlotCounts) -> &AtomicU64| self.parts.iter().map(|p| of(p).load(Relaxed)).sum();
-        (sum(|p| &p.hits), sum(|p| &p.misses))
+        let own: u64 = self.sum_of(|p| &p.own_misses);
+        (self.sum_of(|p| &p.hits), self.misses_of_others() + own)
+    }
+    /// [`Self::miss`] so far, but for what the background does of itself.
+    pub fn misses_of_others(&self) -> u64 {
+        self.sum_of(|p| &p.misses)
+    }
+    fn sum_of(&self, of: fn(&SlotCounts) -> &AtomicU64) -> u64 {
+        self.parts.iter().map(|p| of(p).load(Relaxed)).sum()
     }
     /// Pages in memory.
     pub fn pages(&self) -> u64 {

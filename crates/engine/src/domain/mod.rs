@@ -32,6 +32,7 @@ pub mod memory;
 mod on_panic;
 mod orphans;
 mod out;
+pub(crate) mod own_work;
 pub(crate) mod packed;
 pub mod peers;
 mod pile;
@@ -101,6 +102,8 @@ pub struct HeaderPair {
 pub struct Counters {
     /// Transactions committed since the mount.
     pub commits: AtomicU64,
+    /// Transactions that ended since the mount, but for those that the background ended for what it does of itself.
+    pub ended_by_others: AtomicU64,
     /// Threads that helped commits which others led.
     pub joiners: AtomicU64,
     /// Checkpoints since the mount.
@@ -419,6 +422,9 @@ impl Domain {
 
     /// [`Tx::new`] for the transaction behind the running one.
     pub(super) fn next_tx(&self, running: &Tx) -> Arc<Tx> {
+        if !own_work::is_own() {
+            self.counters.ended_by_others.fetch_add(1, Ordering::Relaxed);
+        }
         let short = self.short.min(self.pinned_max.load(Ordering::Relaxed) / 4);
         Arc::new(Tx::new(TxId(running.id.0 + 1), short))
     }

@@ -7,6 +7,7 @@ use super::moves::Moves;
 use super::tidy::Quiet;
 use crate::cell::frames;
 use crate::domain::Domain;
+use crate::domain::own_work::as_own;
 use crate::error::{Error, Result};
 use crate::panics::{caught, error_of};
 use braidfs_format::BLOCK_BYTES;
@@ -200,7 +201,7 @@ fn look_after(mounted: &MountedVolume, d: &Arc<Domain>, started: Instant, (due, 
             let _ = d.write_excess_tables();
         }
         mounted.discard_freed(d);
-        let _ = mounted.own_work.in_domain(d, || mounted.clean_at_pace(d, false, started.elapsed()));
+        let _ = as_own(|| mounted.clean_at_pace(d, false, started.elapsed()));
         return;
     }
     if due || early {
@@ -210,7 +211,7 @@ fn look_after(mounted: &MountedVolume, d: &Arc<Domain>, started: Instant, (due, 
         let _ = d.commit();
     }
     if due {
-        let _ = mounted.own_work.in_domain(d, || mounted.empty_sparse(d));
+        let _ = as_own(|| mounted.empty_sparse(d));
     }
     // a directory made and removed within one transaction leaves no trace in the journal
     if d.journal.used() * 16 > d.journal.blocks() * CHECKPOINT_SIXTEENTHS || d.quarantined_numbers() > QUARANTINED_MAX {
@@ -218,7 +219,7 @@ fn look_after(mounted: &MountedVolume, d: &Arc<Domain>, started: Instant, (due, 
         let _ = d.checkpoint();
     }
     mounted.discard_freed(d);
-    let _ = mounted.own_work.in_domain(d, || mounted.clean_at_pace(d, is_quiet, started.elapsed()));
+    let _ = as_own(|| mounted.clean_at_pace(d, is_quiet, started.elapsed()));
 }
 
 /// What a thread of the background does again and again. After a panic it rests, and goes on: what it was at may have gone by then.

@@ -28,7 +28,6 @@ pub(crate) mod need;
 mod online_check;
 pub mod open_file;
 pub(crate) mod operation;
-mod own_work;
 pub mod quotas;
 pub mod rebalance;
 mod relocate;

@@ -3,7 +3,6 @@
 use super::domains::Domains;
 use super::groups::Bat;
 use super::held::table::LookupCounts;
-use super::own_work::OwnWork;
 use super::siblings::Siblings;
 use super::{MountedVolume, Volume};
 use crate::cell::dentries::DentryCache;
@@ -165,7 +164,6 @@ fn open(
         emptying: Mutex::default(),
         becomes_smaller: AtomicBool::new(false),
         cleaner_share: Mutex::default(),
-        own_work: OwnWork::default(),
         drained: Default::default(),
         resting: AtomicU32::new(0),
         claim_end: AtomicU32::new(u32::MAX),

@@ -6,7 +6,6 @@ use super::groups::Bat;
 use super::held::table::LookupCounts;
 use super::kept::Kept;
 use super::memory_calls::Calls;
-use super::own_work::OwnWork;
 use super::siblings::Siblings;
 use crate::braid::frontier::Frontier;
 use crate::cell::Cell;
@@ -75,7 +74,6 @@ pub(crate) struct MountedVolume {
     pub becomes_smaller: AtomicBool,
     /// What the cleaner may take of the devices, which others want, too.
     pub cleaner_share: Mutex<Share, rank::CleanerShare>,
-    pub own_work: OwnWork,
     /// The groups of a device that is drained, as the table of owners has it: the first one, and the one behind the last.
     pub drained: [AtomicU32; 2],
     /// Devices, a bit each, on which claims have failed a moment ago, as the table of owners has it.

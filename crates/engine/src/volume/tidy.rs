@@ -10,9 +10,11 @@ use crate::cell::pieces::Defragmented;
 use crate::cell::{Body, Cell};
 use crate::domain::Domain;
 use crate::domain::in_pieces::Progress;
+use crate::domain::own_work::as_own;
 use crate::error::Error;
 use crate::types::*;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// So many looks (of 100 ms) nothing changed and nobody waited for the device.
 const QUIET_LOOKS: u32 = 20;
@@ -29,6 +31,7 @@ const PLENTY_PART: u64 = 2;
 /// What a thread of the background saw of the volume when it last looked, but for what all of them did themselves.
 #[derive(Debug, Default)]
 pub(super) struct Quiet {
+    /// Misses of the cache, and transactions.
     seen: (u64, u64),
     looks: u32,
 }
@@ -37,8 +40,9 @@ impl Quiet {
     /// Looks: whether it has been quiet for long enough.
     pub fn look(&mut self, mounted: &MountedVolume) -> bool {
         let changed = mounted.domains.iter().any(|d| d.has_changes());
-        // another thread of the background may be at work: what others do is seen by the next look
-        let Some(now) = mounted.own_work.others_in(&mounted.domains) else { return self.looks >= QUIET_LOOKS };
+        let others =
+            |d: &Arc<Domain>| (d.memory.misses_of_others(), d.counters.ended_by_others.load(Ordering::Relaxed));
+        let now = mounted.domains.iter().map(others).fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
         let was = std::mem::replace(&mut self.seen, now);
         let quiet = !changed && was == self.seen;
         self.looks = if quiet { self.looks + 1 } else { 0 };
@@ -51,7 +55,7 @@ impl MountedVolume {
     pub(super) fn tidy(&self, d: &Arc<Domain>) -> bool {
         let Some((ino, from)) = d.in_pieces.lock().next() else { return false };
         let _spending = self.shared.spend(&d.budget);
-        let (how, moved) = self.own_work.in_domain(d, || self.tidy_file(d, ino, from));
+        let (how, moved) = as_own(|| self.tidy_file(d, ino, from));
         d.in_pieces.lock().done(ino, how);
         moved
     }

@@ -1,6 +1,7 @@
 //! When files in pieces are made whole without being asked, and when not.
 
 use super::{QUIET_LOOKS, Quiet, SETTLED_SECONDS};
+use crate::domain::own_work::as_own;
 use crate::types::*;
 use crate::{Cred, InodeNo, MkfsOptions, MountOptions, OpenHow, Overwrite, Volume};
 use braidfs_device::{Device, MemDevice};
@@ -98,6 +99,7 @@ fn it_waits_until_nothing_goes_on_and_stops_when_something_does() {
 fn it_goes_on_while_the_background_works() {
     let (_device, v, ino) = made(128);
     let (m, d) = (v.mounted(), v.mounted().domain_of(ino).unwrap());
+    let memory = &d.memory;
     let (mut quiet, mut another) = (Quiet::default(), Quiet::default());
     let both = |quiet: &mut Quiet, another: &mut Quiet, times| {
         (0..times).filter(|_| quiet.look(m) & another.look(m)).count() as u32
@@ -115,13 +117,38 @@ fn it_goes_on_while_the_background_works() {
         v.sync().unwrap();
     };
     assert_eq!(both(&mut quiet, &mut another, 1), 1);
-    m.own_work.in_domain(d, || {
-        assert!(quiet.look(m), "it is not known who does something");
+    as_own(|| {
+        assert!(quiet.look(m), "nobody does anything else");
+        memory.miss();
         touch();
     });
     assert_eq!(both(&mut quiet, &mut another, 5), 5, "the background's own");
     touch();
     assert_eq!(both(&mut quiet, &mut another, QUIET_LOOKS), 0, "somebody's");
+}
+
+/// What somebody does is seen also while another thread of the background is at work, and at each look is.
+#[test]
+fn it_stops_for_others_beside_the_work_of_the_background() {
+    let (_device, v, ino) = made(128);
+    let (m, d) = (v.mounted(), v.mounted().domain_of(ino).unwrap());
+    let dir = crate::NewNode { kind: FileKind::Dir, mode: 0o755, umask: 0, rdev: 0, target: b"" };
+    let reads = || d.memory.miss();
+    let makes = || {
+        v.create(InodeNo::ROOT, b"d", &dir, &Cred::root()).unwrap();
+        v.sync().unwrap();
+    };
+    for what in [&reads as &(dyn Fn() + Sync), &makes] {
+        let mut quiet = Quiet::default();
+        (0..=QUIET_LOOKS).for_each(|_| _ = quiet.look(m));
+        assert!(quiet.look(m));
+        as_own(|| {
+            std::thread::scope(|s| s.spawn(what).join().unwrap());
+            assert!(!quiet.look(m), "somebody has used the volume");
+        });
+        (1..QUIET_LOOKS).for_each(|_| assert!(!quiet.look(m)));
+        assert!(quiet.look(m));
+    }
 }
 
 #[test]
