@@ -39,6 +39,8 @@ pub struct Shared {
     pub names_before: Line<AtomicU64>,
     /// Names changed side by side, where a test asks for that ([`MountOptions::share_dirs`]).
     pub changed_beside: Line<AtomicU64>,
+    /// Files that were replaced and have been deleted since the mount, behind the commits that they waited for.
+    pub replaced_gone: Line<AtomicU64>,
     /// Options of the mount.
     pub options: MountOptions,
     /// Key of the directory hash.
@@ -101,6 +103,7 @@ impl Shared {
         Self {
             names_before: Line::default(),
             changed_beside: Line::default(),
+            replaced_gone: Line::default(),
             hash_key: sb.hash_key,
             data_sums: sb.incompat.get() & INCOMPAT_DATA_SUMS != 0,
             inline_max: usize::from(sb.inline_max.get()),

@@ -126,10 +126,11 @@ impl MountedVolume {
     pub(super) fn shift(&self, c: &Arc<Cell>, shift: &Shift) -> Result<()> {
         let mut attempt = 0;
         loop {
+            let gone = self.replaced_gone();
             match self.shift_once(c, shift) {
                 Ok(true) => return Ok(()),
                 Ok(false) => self.make_room(self.dom(c.domain), &mut attempt)?,
-                Err(Error::Quota(owner)) if self.end_replaced_of(owner) => {}
+                Err(Error::Quota(owner)) if self.end_replaced_of(owner, gone) => {}
                 Err(e) => return Err(e),
             }
         }

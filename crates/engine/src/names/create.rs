@@ -163,6 +163,7 @@ impl MountedVolume {
         number: NewInode,
     ) -> Result<Made> {
         let r = loop {
+            let gone = self.replaced_gone();
             match self.try_create(d, name, new, cred, number) {
                 // mostly nobody has to be durable first, which is seen with the directory locked
                 Ok(None) => {
@@ -171,7 +172,7 @@ impl MountedVolume {
                     }
                 }
                 Ok(Some(made)) => break Ok(made),
-                Err(Error::Quota(owner)) if self.end_replaced_of(owner) => {}
+                Err(Error::Quota(owner)) if self.end_replaced_of(owner, gone) => {}
                 Err(e) => break Err(e),
             }
         };
@@ -321,14 +322,15 @@ impl Volume {
         let target = i.place(&d, &d.state.read(), new.kind);
         let number = i.new_inode_anywhere(target, dir)?;
         let r = loop {
+            let gone = i.replaced_gone();
             match i.try_tmpfile(&d, new, cred, number) {
                 Ok(Some((attr, cell))) => break Ok((attr, OpenFile::new(cell, self.reference()))),
                 Ok(None) => {
-                    if let Err(e) = i.shorten_orphans(number.domain) {
+                    if let Err(e) = i.shorten_orphans(number.domain, gone) {
                         break Err(e);
                     }
                 }
-                Err(Error::Quota(owner)) if i.end_replaced_of(owner) => {}
+                Err(Error::Quota(owner)) if i.end_replaced_of(owner, gone) => {}
                 Err(e) => break Err(e),
             }
         };

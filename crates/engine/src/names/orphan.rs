@@ -88,9 +88,16 @@ impl MountedVolume {
     /// Deletes replaced files of a domain whose journal has no room for more inodes without a name. Not inside a gate.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] where there is none that can go.
-    pub(super) fn shorten_orphans(&self, d: DomainId) -> Result<()> {
-        if self.end_replaced(|c, _| c.domain == d) { Ok(()) } else { Err(Error::NoSpace) }
+    /// [`Error::NoSpace`] where there is none that can go, and none has gone since [`Self::replaced_gone`] said `gone`.
+    pub(super) fn shorten_orphans(&self, d: DomainId, gone: u64) -> Result<()> {
+        if self.end_replaced(gone, |c, _| c.domain == d) { Ok(()) } else { Err(Error::NoSpace) }
+    }
+
+    /// How many replaced files are gone so far. Who asks before an attempt, and meets a limit then, knows whether another thread has
+    /// ended what was in the way ([`Self::end_replaced`]).
+    #[inline]
+    pub(crate) fn replaced_gone(&self) -> u64 {
+        self.shared.replaced_gone.load(Ordering::Acquire)
     }
 
     /// The inode lost a name, of a directory the only one. `cell` is touched.
@@ -245,8 +252,11 @@ impl MountedVolume {
     /// Deletes replaced inodes of which `of` says so, after the commits that they wait for: whether any of them is gone. For who
     /// would else say that there is no room, or that somebody has as much as may be: what was replaced is no longer there.
     /// Not inside a gate.
-    pub(crate) fn end_replaced(&self, of: impl Fn(&Cell, &State) -> bool) -> bool {
-        reaping(|| {
+    ///
+    /// Also true where another thread has ended some since [`Self::replaced_gone`] said `gone`, before the attempt that was refused:
+    /// they are on no list any more, and may be what was in the way.
+    pub(crate) fn end_replaced(&self, gone: u64, of: impl Fn(&Cell, &State) -> bool) -> bool {
+        let any = reaping(|| {
             let mut all = self.zombies.lock().clone();
             let mut first = Frontier::EMPTY;
             all.retain(|c| {
@@ -265,21 +275,21 @@ impl MountedVolume {
                 tracing::debug!(error = %e, "replaced files that cannot be deleted now");
             }
             all.iter().any(|c| c.state.read().deleted)
-        })
-        .unwrap_or(false)
+        });
+        any.unwrap_or(false) || self.replaced_gone() != gone
     }
 
     /// [`Self::end_replaced`] of a domain, and [`Self::reap_for_room`] of the others, which may give groups then: by who goes on
     /// whatever becomes of it.
     pub(crate) fn end_replaced_in(&self, d: DomainId) {
-        self.end_replaced(|c, _| c.domain == d);
+        self.end_replaced(self.replaced_gone(), |c, _| c.domain == d);
         self.reap_for_room();
     }
 
     /// [`Self::end_replaced`] of what counts for an owner, who has met a limit: where something is gone, what was refused is
     /// tried again.
-    pub(crate) fn end_replaced_of(&self, owner: QuotaOwner) -> bool {
-        self.end_replaced(|_, st| st.owners().each().any(|o| o == owner))
+    pub(crate) fn end_replaced_of(&self, owner: QuotaOwner, gone: u64) -> bool {
+        self.end_replaced(gone, |_, st| st.owners().each().any(|o| o == owner))
     }
 
     /// Whether somebody decides about names of the inode whose transaction is not durable. That of a domain that has failed never
@@ -334,7 +344,15 @@ impl MountedVolume {
                 return Ok(Reaped::Waits);
             }
         }
-        if c.is_open() { Ok(Reaped::Done) } else { self.reap_whole(c) }
+        if c.is_open() {
+            return Ok(Reaped::Done);
+        }
+        let reaped = self.reap_whole(c)?;
+        if reaped == Reaped::Done && c.state.read().deleted {
+            // before it leaves the list: who finds it there no more sees this
+            self.shared.replaced_gone.fetch_add(1, Ordering::Release);
+        }
+        Ok(reaped)
     }
 }
 
@@ -375,6 +393,32 @@ mod tests {
         i.reap_zombies().unwrap();
         assert!(i.zombies.lock().is_empty());
         drop((first, last));
+        v.unmount().unwrap();
+    }
+
+    /// Another thread ends what was in the way between a refusal and the look for what could go: it is on no list any more.
+    #[test]
+    fn what_another_thread_has_ended_counts_for_who_was_refused() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(32768));
+        let how = MkfsOptions { domains: Some(2), ..MkfsOptions::default() };
+        crate::mkfs::format(std::slice::from_ref(&device), &how).unwrap();
+        let v = Volume::mount(vec![device], MountOptions { background: false, ..MountOptions::default() }).unwrap();
+        let new = |kind| NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" };
+        let make = |dir, name: &[u8], kind| v.create(dir, name, &new(kind), &Cred::root()).unwrap().ino;
+        let dirs = [b"a", b"b"].map(|name| make(InodeNo::ROOT, name, FileKind::Dir));
+        assert_ne!(v.domain_of(dirs[0]).unwrap(), v.domain_of(dirs[1]).unwrap());
+        dirs.iter().for_each(|dir| _ = make(*dir, b"f", FileKind::File));
+        v.sync().unwrap();
+        let i = v.mounted();
+        let (before, owner) = (i.replaced_gone(), QuotaOwner::User(0));
+        v.rename_by(dirs[0], b"f", dirs[1], b"f", RenameMode::Replace, &Cred::root()).unwrap();
+        assert_eq!((i.zombies.lock().len(), i.replaced_gone()), (1, before));
+        v.sync().unwrap();
+        i.reap_zombies().unwrap();
+        assert!(i.zombies.lock().is_empty());
+        assert!(i.end_replaced_of(owner, before), "it is gone");
+        assert!(!i.end_replaced_of(owner, i.replaced_gone()), "and nothing since");
+        assert!(i.shorten_orphans(v.domain_of(dirs[1]).unwrap(), before).is_ok());
         v.unmount().unwrap();
     }
 }

@@ -85,9 +85,13 @@ impl MountedVolume {
     /// [`Self::new_inode`]; other domains empty groups for it only where `relocate` says so.
     fn inode_in(&self, d: DomainId, near: InodeNo, relocate: bool) -> Result<Option<InodeRef>> {
         let dom = self.dom(d);
-        while !dom.inodes.take() {
+        loop {
+            let gone = self.replaced_gone();
+            if dom.inodes.take() {
+                break;
+            }
             // files that were replaced are deleted when that is durable
-            if !self.end_replaced(|c, _| c.domain == d) {
+            if !self.end_replaced(gone, |c, _| c.domain == d) {
                 return Ok(None);
             }
         }

@@ -80,6 +80,7 @@ impl MountedVolume {
             if want_dir {
                 i.commit_vacating_renames(&c, c.domain)?;
             }
+            let gone = i.replaced_gone();
             let mut op = Op::new(i);
             op.begin(&[d.domain, c.domain], blocks, true)?;
             let mut dst = d.state.write();
@@ -108,7 +109,7 @@ impl MountedVolume {
             check_changeable(&dst)?;
             if !i.may_stay(&c, &st, false) {
                 drop((st, dst, op));
-                i.shorten_orphans(c.domain)?;
+                i.shorten_orphans(c.domain, gone)?;
                 continue;
             }
             i.check_no_tenant(&c)?;

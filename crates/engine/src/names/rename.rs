@@ -232,6 +232,7 @@ impl MountedVolume {
                 r.leaves = Some((spare.of_domain(r.src.domain, from.dir.ino)?, cred));
             }
             r.unwritten = self.commit_before(&r, again)?;
+            let gone = self.replaced_gone();
             match self.try_rename(&r) {
                 Ok(Ok(done)) => {
                     spare.used();
@@ -240,9 +241,9 @@ impl MountedVolume {
                 Ok(Err(Restart::Changed)) => again = true,
                 Ok(Err(Restart::Busy(c))) => Child::wait(&c),
                 Ok(Err(Restart::Contended)) => tree = Some(self.rename.lock()),
-                Ok(Err(Restart::Orphans(d))) => self.shorten_orphans(d)?,
+                Ok(Err(Restart::Orphans(d))) => self.shorten_orphans(d, gone)?,
                 // of a whiteout
-                Err(Error::Quota(owner)) if self.end_replaced_of(owner) => {}
+                Err(Error::Quota(owner)) if self.end_replaced_of(owner, gone) => {}
                 Err(e) => return Err(e),
             }
         }

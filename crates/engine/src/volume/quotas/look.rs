@@ -99,7 +99,8 @@ impl Volume {
     /// any is gone. For a front end that is about to say that the owner has as much as may be, and asks again then; what is
     /// refused here comes by them itself.
     pub fn end_replaced_files(&self, owner: QuotaOwner) -> bool {
-        self.mounted().end_replaced_of(owner)
+        let i = self.mounted();
+        i.end_replaced_of(owner, i.replaced_gone())
     }
 
     /// Blocks of content that writing a range of a file would add.
