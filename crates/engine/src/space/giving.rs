@@ -179,11 +179,26 @@ impl Space {
     /// As [`Self::begin_emptying`].
     pub(crate) fn look_again(&self, e: &mut Emptying) -> Result<()> {
         e.blocks.clear();
-        for (index, segment) in (0u32..).zip(&e.group.segments) {
+        self.valid_in(&e.group, &mut e.blocks)
+    }
+
+    /// What is valid in group `number`, and whose that is; nothing where the domain has it not.
+    ///
+    /// # Errors
+    /// As [`Self::begin_emptying`].
+    pub(crate) fn blocks_in(&self, number: u32) -> Result<Vec<(BlockAddr, Owner)>> {
+        let group = self.groups.read().get(&number).cloned();
+        let mut blocks = Vec::new();
+        group.map_or(Ok(()), |group| self.valid_in(&group, &mut blocks))?;
+        Ok(blocks)
+    }
+
+    fn valid_in(&self, group: &Group, blocks: &mut Vec<(BlockAddr, Owner)>) -> Result<()> {
+        for (index, segment) in (0u32..).zip(&group.segments) {
             let valid = bitmap::and_not(&segment.state.lock().entry.valid, &segment.fixed);
             for block in (0..SEGMENT_BLOCKS).filter(|&b| bitmap::get(&valid, b)) {
-                let owner = e.group.owner(&self.store, &self.owners, index, block)?;
-                e.blocks.push((BlockAddr(segment.start.0 + u64::from(block)), owner));
+                let owner = group.owner(&self.store, &self.owners, index, block)?;
+                blocks.push((BlockAddr(segment.start.0 + u64::from(block)), owner));
             }
         }
         Ok(())

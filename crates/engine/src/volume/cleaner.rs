@@ -195,6 +195,31 @@ impl MountedVolume {
         Ok(moved)
     }
 
+    /// Whether one of these blocks has a fixed place, as far as is seen without a change: what is in memory, or durable. One of an
+    /// inode that cannot be read counts as such.
+    ///
+    /// # Errors
+    /// Of the domain.
+    pub(super) fn any_is_fixed(&self, d: &Arc<Domain>, blocks: &[(BlockAddr, Owner)]) -> Result<bool> {
+        let mut last: Option<Arc<Cell>> = None;
+        for (addr, owner) in blocks.iter().filter(|(_, owner)| owner.node.0 != 0) {
+            if last.as_ref().is_none_or(|c| c.ino != owner.node) {
+                last = match d.find(owner.node) {
+                    Err(Error::Io(_) | Error::Corrupt(_)) if d.failed().is_none() => return Ok(true),
+                    found => found?,
+                };
+            }
+            let Some(c) = &last else { continue };
+            let st = c.state.read();
+            let Body::File(f) = &st.body else { continue };
+            let here = f.map.get(owner.lblk).filter(|p| p.addr == *addr);
+            if here.is_some_and(|p| !st.deleted && is_fixed(d, c, &st, p.unwritten)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Makes a data block or directory bucket dirty, if the inode still has it there.
     fn move_block(&self, d: &Arc<Domain>, addr: BlockAddr, ino: InodeNo, lblk: u64) -> Result<bool> {
         let Some(c) = d.find(ino)? else { return Ok(false) };
@@ -207,8 +232,8 @@ impl MountedVolume {
             Body::Special => None,
         };
         let Some(p) = here else { return Ok(false) };
-        if st.deleted || p.unwritten || (c.kind != FileKind::Dir && d.in_place(&st)) {
-            return Ok(false); // blocks with a fixed place stay
+        if st.deleted || is_fixed(d, &c, &st, p.unwritten) {
+            return Ok(false);
         }
         if matches!(&st.body, Body::File(f) if f.lacks_extents(1, 0)) {
             return Ok(false); // a block out of the middle of an extent
@@ -286,6 +311,11 @@ impl MountedVolume {
         }
         Ok(any)
     }
+}
+
+/// Whether blocks of an inode, written or not, stay where they are: each is overwritten there, or will be written there first.
+fn is_fixed(d: &Domain, c: &Cell, st: &State, unwritten: bool) -> bool {
+    unwritten || c.kind != FileKind::Dir && d.in_place(st)
 }
 
 impl Volume {

@@ -9,8 +9,8 @@
 //!
 //! A group in which an inode has its number stays with its domain, as the number says where its entry stands; so do the group
 //! of a journal, and one with blocks that have a fixed place (files that are overwritten in place, allocated blocks that were
-//! never written). Whether there are such blocks shows when they are moved: what can be had so is therefore not told of as room
-//! ([`crate::Volume::statfs_of`]), and who writes on gets more than was told.
+//! never written). Whether there are such blocks is looked for only when the group is to be emptied, before anything is moved: what
+//! can be had so is therefore not told of as room ([`crate::Volume::statfs_of`]), and who writes on gets more than was told.
 
 use super::MountedVolume;
 use super::kept::Kept;
@@ -181,8 +181,8 @@ impl MountedVolume {
         Ok(room)
     }
 
-    /// Empties a group of `owner`, where all that lies there can move; whether it is the owner's no longer. What could move has
-    /// done so in any case. What that asks of the device counts for the domain that lacks room, for nobody where it is to be
+    /// Empties a group of `owner`, where all that lies there can move; whether it is the owner's no longer. Nothing moves out of one
+    /// that blocks with a fixed place keep. What that asks of the device counts for the domain that lacks room, for nobody where it is to be
     /// added, and not for the owner.
     fn empty_for(&self, to: For<'_>, owner: &Arc<Domain>, group: u32) -> Result<bool> {
         let used = owner.space.used_in(group);
@@ -191,7 +191,11 @@ impl MountedVolume {
             For::Domain(d) => Some(&d.budget),
             For::NewDomain(_) => None,
         };
-        let emptied = budget::paid_by(&owner.budget, payer, || self.empty_group(&mut kept, owner, group, None));
+        let empty = || match self.any_is_fixed(owner, &owner.space.blocks_in(group)?)? {
+            true => Ok(false),
+            false => self.empty_group(&mut kept, owner, group, None),
+        };
+        let emptied = budget::paid_by(&owner.budget, payer, empty);
         self.let_go(&mut kept);
         match emptied {
             Ok(_) | Err(Error::NoSpace) => {}
@@ -229,3 +233,6 @@ impl MountedVolume {
         all.into_iter().find(|(_, g, o)| o.nodes.is_empty(g.0) && o.nodes.can_spare(1)).map(|(_, g, o)| (o, g.0))
     }
 }
+
+#[cfg(test)]
+mod tests;
