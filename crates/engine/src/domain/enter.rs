@@ -62,6 +62,11 @@ impl Enter<'_> {
         self.domain.nodes.is_short(|| (self.guard.cost() / CELL_COST) as u64)
     }
 
+    /// [`Self::is_short_of_nodes`] of who writes elsewhere what is there.
+    pub fn is_short_of_nodes_to_move(&self) -> bool {
+        self.domain.nodes.is_short_to_move(|| (self.guard.cost() / CELL_COST) as u64)
+    }
+
     /// Announces a write of the running transaction's data that goes on after leaving.
     pub fn begin_io(&self) -> tx::PendingIo {
         self.guard.begin_io()

@@ -159,6 +159,11 @@ impl NodeTable {
         }
     }
 
+    /// [`Self::is_short`] of who may take the reserve down to its half: he adds nothing, and seldom needs any.
+    pub(crate) fn is_short_to_move(&self, changed: impl FnOnce() -> u64) -> bool {
+        self.few.load(Relaxed) && (!self.has_half_the_reserve() || changed() * NODES_OF_INODE > self.free())
+    }
+
     /// Whether half of the reserve is there, at least.
     pub(crate) fn has_half_the_reserve(&self) -> bool {
         self.free() >= self.reserve() / 2

@@ -126,12 +126,13 @@ impl<'a> Op<'a> {
         self.begin_lending(domains, blocks, essential, None)
     }
 
-    /// [`Self::begin`] for what is written elsewhere: it is lent blocks as what is overwritten is.
+    /// [`Self::begin`] for what is written elsewhere: it is lent blocks as what is overwritten is, and half the reserve of nodes, which
+    /// is what [`MountedVolume::make_nodes`] leaves it at least: else each block would have a commit of its own.
     ///
     /// # Errors
     /// As [`Self::begin`].
     pub fn begin_again(&mut self, domain: DomainId, blocks: u64) -> Result<()> {
-        self.begin_lending(&[domain], blocks, false, Some(domain))
+        self.begin_as(&[domain], blocks, false, Some(domain), |e| e.is_short_of_nodes_to_move())
     }
 
     /// [`Self::begin`], with the blocks in domain `lender` out of half its reserve where it has no others: what is made goes
@@ -146,6 +147,17 @@ impl<'a> Op<'a> {
         essential: bool,
         lender: Option<DomainId>,
     ) -> Result<()> {
+        self.begin_as(domains, blocks, essential, lender, |e| e.is_short_of_nodes())
+    }
+
+    fn begin_as(
+        &mut self,
+        domains: &[DomainId],
+        blocks: u64,
+        essential: bool,
+        lender: Option<DomainId>,
+        is_short_of_nodes: impl Fn(&Enter<'_>) -> bool,
+    ) -> Result<()> {
         let mounted = self.mounted;
         let (mut attempt, mut had_nodes) = (0, false);
         'again: loop {
@@ -154,8 +166,8 @@ impl<'a> Op<'a> {
             self.enter_domains(domains)?;
             self.refuse_if_closed()?;
             // who takes away may go on: what it frees makes room for more
-            if !essential && !had_nodes && self.enters.iter().any(Enter::is_short_of_nodes) {
-                let short = self.enters.iter().filter(|e| e.is_short_of_nodes()).map(|e| e.domain.id);
+            if !essential && !had_nodes && self.enters.iter().any(&is_short_of_nodes) {
+                let short = self.enters.iter().filter(|e| is_short_of_nodes(e)).map(|e| e.domain.id);
                 let short: SmallVec<[DomainId; 2]> = short.collect();
                 self.leave();
                 had_nodes = true;

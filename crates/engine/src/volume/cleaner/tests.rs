@@ -261,3 +261,36 @@ fn the_cleaner_takes_what_others_leave_unless_room_is_short() {
     let (looked, moved) = of(1, true);
     assert!(looked == 0 && moved > 60, "{looked} looks, {moved} blocks");
 }
+
+/// Where numbers are so few that who changes something sees to that first, what is moved does not need a commit for each block.
+#[test]
+fn moves_share_a_commit_where_numbers_are_few() {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(96 << 8));
+    let how = MkfsOptions { domains: Some(1), group_bytes: Some(32 << 20), ..MkfsOptions::default() };
+    crate::mkfs::format(std::slice::from_ref(&device), &how).unwrap();
+    let v = Volume::mount(vec![device], MountOptions { background: false, ..MountOptions::default() }).unwrap();
+    let (i, d) = (v.mounted(), v.mounted().dom(DomainId(0)));
+    i.bat.lock().claim_below(Some(1));
+    let new = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
+    let make = |n: u32| v.create(InodeNo::ROOT, format!("{n}").as_bytes(), &new, &Cred::root()).map(|a| a.ino);
+    let files: Vec<_> = (0..).map_while(|n| make(n).ok()).collect();
+    let f = v.open(files[0]).unwrap();
+    v.write(&f, 0, &[7; 32 * BLOCK_BYTES]).unwrap();
+    v.sync().unwrap();
+    let (free, reserve) = (|| d.nodes.free(), d.nodes.reserve());
+    for ino in &files[1..] {
+        if free() < reserve / 4 * 3 {
+            break;
+        }
+        v.setxattr(*ino, b"user.long", &[7; 4 << 10], XattrMode::Set).unwrap();
+        v.sync().unwrap();
+    }
+    assert!((reserve / 2..reserve / 4 * 3).contains(&free()), "{} of {reserve}", free());
+    let blocks: Vec<_> = d.space.blocks_in(0).unwrap().into_iter().filter(|(_, o)| o.node == files[0]).collect();
+    assert_eq!(blocks.len(), 32);
+    let commits = || v.domains()[0].commits;
+    let before = commits();
+    assert_eq!(i.move_blocks(d, &blocks).unwrap(), 32);
+    assert!(commits() - before <= 3, "{} commits", commits() - before);
+    v.unmount().unwrap();
+}
