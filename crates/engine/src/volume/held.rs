@@ -96,7 +96,8 @@ impl Volume {
             if let Some(attr) = i.hold(&c) {
                 return Ok(attr);
             }
-            if name == b"." || name == b".." {
+            // a directory of a domain that has failed may name one that is deleted in memory, for good
+            if name == b"." || name == b".." || i.dom(d.domain).failed().is_some() {
                 return Err(Error::NotFound);
             }
             // removed since: the name may be another's by now
