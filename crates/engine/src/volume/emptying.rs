@@ -117,11 +117,8 @@ impl<'a> End<'a> {
     /// whether to go on.
     pub(super) fn empty(&mut self, progress: &dyn Fn(u64, u64) -> bool) -> Result<()> {
         let (all, owned) = (self.owned.len() as u64, self.owned.clone());
-        if self.leaves {
-            // there is much of it: what moves out of one shall not come into another
-            let groups = owned.iter().map(|(g, _)| *g);
-            self.volume.keep_out_of(&mut self.kept, groups);
-        }
+        // what moves out of one shall not come into another, as far as there is room elsewhere
+        self.volume.keep_out_of(&mut self.kept, owned.iter().map(|(g, _)| *g));
         for (done, (group, d)) in (0..).zip(owned.into_iter().rev()) {
             if !progress(done, all) {
                 return Err(Error::Stopped);

@@ -1,6 +1,8 @@
 //! Groups that leave a domain which needs the numbers in them.
 
-use crate::{Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, Volume, XattrMode, mkfs};
+use crate::{
+    Cred, Error, FallocMode, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenHow, Volume, XattrMode, mkfs,
+};
 use braidfs_device::{BLOCK_BYTES, Device, MemDevice};
 use std::sync::Arc;
 
@@ -75,5 +77,51 @@ fn a_group_with_promised_numbers_is_not_given_back() {
     v.sync().unwrap();
     // they are in use now
     assert!(!d.nodes.is_empty(1));
+    v.unmount().unwrap();
+}
+
+/// What moves out of the end of a volume that becomes smaller does not come to lie in a group that goes as well.
+#[test]
+fn what_moves_does_not_move_again() {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 8));
+    let how = MkfsOptions { domains: Some(1), group_bytes: Some(4 << 20), ..MkfsOptions::default() };
+    mkfs::format(std::slice::from_ref(&device), &how).unwrap();
+    let v = Volume::mount(vec![device], MountOptions { background: false, ..MountOptions::default() }).unwrap();
+    let (i, d) = (v.mounted(), v.mounted().dom(crate::DomainId(0)));
+    let open = OpenHow { read: true, write: true, create: true, mode: 0o600, ..OpenHow::default() };
+    let files: Vec<_> = (0..10)
+        .map(|n| {
+            let f = v.open_path(format!("{n}").as_bytes(), open, &Cred::root()).unwrap();
+            assert_eq!(v.write(&f, 0, &vec![n; 2 << 20]).unwrap(), 2 << 20);
+            v.sync().unwrap();
+            f
+        })
+        .collect();
+    while i.claim_group(d).unwrap() {}
+    // room in all of them, in pieces
+    files[..5].iter().for_each(|f| v.fallocate(f, FallocMode::PunchHole, 64 << 10, (2 << 20) - (64 << 10)).unwrap());
+    v.sync().unwrap();
+    let sb = v.super_block();
+    let first = 4;
+    let bytes = (sb.device_table()[0].data_start.get() + first * 1024 + 1) * BLOCK_BYTES as u64;
+    // data in the groups from `first` on
+    let behind = || {
+        let group = |at: u64| u64::from(i.store.geometry().group_of(crate::BlockAddr(at / BLOCK_BYTES as u64)));
+        let all = files.iter().flat_map(|f| v.extents(f.ino()).unwrap());
+        let all = all.filter_map(|e| e.place.map(|(_, at)| (group(at), e.len)));
+        all.filter(|(g, _)| *g >= first).collect::<Vec<_>>()
+    };
+    let was = behind();
+    let groups: Vec<u64> = d.space.groups().into_iter().map(u64::from).filter(|g| *g >= first).collect();
+    assert!(was.iter().any(|(g, _)| *g > first), "{was:?}");
+    let sum = |all: &[(u64, u64)], groups: &[u64]| {
+        all.iter().filter(|(g, _)| groups.contains(g)).map(|(_, len)| len).sum::<u64>()
+    };
+    let told = |done: u64, all: u64| {
+        let left = &groups[..(all - done) as usize];
+        assert_eq!(sum(&behind(), &groups), sum(&was, left), "{done} of {all} are gone");
+    };
+    v.shrink(bytes, &told).unwrap();
+    drop(files);
     v.unmount().unwrap();
 }
