@@ -73,6 +73,18 @@ impl Volume {
     /// of a tenant without a journal;
     /// [`Error::Unsupported`] for other name spaces; [`Error::Perm`] for append-only and immutable inodes.
     pub fn setxattr(&self, ino: InodeNo, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        self.set_one(ino, name, value, mode, false)
+    }
+
+    /// [`Self::setxattr`] that takes setgid away, both or neither: an ACL is set by somebody who is not of the file's group.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn setxattr_kill_sgid(&self, ino: InodeNo, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        self.set_one(ino, name, value, mode, true)
+    }
+
+    fn set_one(&self, ino: InodeNo, name: &[u8], value: &[u8], mode: XattrMode, kill_sgid: bool) -> Result<()> {
         let i = self.mounted();
         i.pace_change(ino);
         let c = i.cell(ino)?;
@@ -136,6 +148,9 @@ impl Volume {
         } else {
             st.xattrs.retain(|(n, _)| **n != *name);
             st.xattrs.push((name.into(), value.into()));
+        }
+        if kill_sgid {
+            st.mode &= !0o2000;
         }
         st.ctime = i.shared.now();
         st.durability.operation_changes_data();

@@ -137,6 +137,27 @@ fn entry(bytes: &[u8]) -> abi::EntryOut {
 
 const TIMES: u32 = fattr::MTIME | fattr::CTIME;
 
+/// setfacl of who is not of the group takes setgid away where it sets a list, and not where it fails.
+#[test]
+fn setgid_stays_where_no_list_is_set() {
+    let s = Served::new();
+    let id = WireId(s.mknod(ROOT, "f").nodeid);
+    let mode =
+        |mode| s.fs.vol.setattr(id.ino(), &braidfs::SetAttr { mode, ..Default::default() }).unwrap().mode & 0o7777;
+    assert_eq!(mode(Some(0o2610)), 0o2610);
+    let set = |value: &[u8]| {
+        let mut arg = abi::SetxattrIn::new_zeroed();
+        (arg.size, arg.setxattr_flags) = (value.len() as u32, abi::SETXATTR_ACL_KILL_SGID);
+        s.ask(op::SETXATTR, id, &[arg.as_bytes(), b"system.posix_acl_access\0", value])
+    };
+    assert_eq!((set(b"no list"), mode(None)), (Err(Errno::INVAL), 0o2610));
+    // of owner, group and others alone
+    let entry = |tag: u16, bits: u16| [&tag.to_le_bytes()[..], &bits.to_le_bytes(), &u32::MAX.to_le_bytes()].concat();
+    let list = [2u32.to_le_bytes().to_vec(), entry(1, 6), entry(4, 4), entry(0x20, 0)].concat();
+    set(&list).unwrap();
+    assert_eq!(mode(None), 0o640);
+}
+
 #[test]
 fn late_requests_do_not_reach_the_next_inode_of_the_number() {
     let s = Served::new();

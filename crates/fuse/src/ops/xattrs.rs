@@ -6,7 +6,7 @@ use crate::fs::{BraidFs, errno};
 use crate::profile::Xattr;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::requester;
-use braidfs::{Error, SetAttr, XattrMode};
+use braidfs::{Error, Volume, XattrMode};
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
@@ -24,14 +24,9 @@ impl BraidFs {
         self.allows(name)?;
         let node = self.live(req.node())?;
         let mode = xattr_mode(arg.flags)?;
-        if arg.setxattr_flags & abi::SETXATTR_ACL_KILL_SGID != 0 {
-            // before the ACL: a crash in between leaves no group that is given more, and setgid
-            let marked = self.vol.getattr(node).map_err(errno)?.mode & 0o2000 != 0;
-            if marked {
-                self.vol.setattr(node, &SetAttr { kill_sgid: true, ..SetAttr::default() }).map_err(errno)?;
-            }
-        }
-        self.vol.setxattr(node, name, value, mode).map_err(errno)?;
+        let kills = arg.setxattr_flags & abi::SETXATTR_ACL_KILL_SGID != 0;
+        let set = if kills { Volume::setxattr_kill_sgid } else { Volume::setxattr };
+        set(&self.vol, node, name, value, mode).map_err(errno)?;
         if name == CAPS {
             self.caps_epoch.fetch_add(1, Ordering::AcqRel);
         }

@@ -208,3 +208,26 @@ fn setgid_goes_by_itself() {
     v.setattr(f.ino(), &SetAttr { flags: Some(APPEND), ..SetAttr::default() }).unwrap();
     assert_eq!(v.setattr(f.ino(), &without).unwrap().mode & 0o7777, 0o600);
 }
+
+/// With an ACL it goes where the ACL is set, and only there.
+#[test]
+fn setgid_goes_with_an_access_list() {
+    let v = mount(&formatted());
+    let f = open(&v, "/f");
+    let name = b"system.posix_acl_access";
+    // of owner, group and others alone
+    let entries: [(u16, u16); 3] = [(1, 6), (4, 4), (0x20, 0)];
+    let mut list = 2u32.to_le_bytes().to_vec();
+    for (tag, bits) in entries {
+        list.extend_from_slice(&[&tag.to_le_bytes()[..], &bits.to_le_bytes(), &u32::MAX.to_le_bytes()].concat());
+    }
+    let mode = || v.getattr(f.ino()).unwrap().mode & 0o7777;
+    let set = |value: &[u8], how| v.setxattr_kill_sgid(f.ino(), name, value, how);
+    v.setattr(f.ino(), &SetAttr { mode: Some(0o2600), ..SetAttr::default() }).unwrap();
+    assert!(set(b"none", XattrMode::Set).is_err() && set(&list, XattrMode::Replace).is_err());
+    assert_eq!(mode(), 0o2600, "nothing is set");
+    v.setxattr(f.ino(), name, &list, XattrMode::Set).unwrap();
+    assert_eq!(mode(), 0o2640);
+    set(&list, XattrMode::Set).unwrap();
+    assert_eq!(mode(), 0o640);
+}
