@@ -86,7 +86,8 @@ impl Quotas {
         Ok(())
     }
 
-    /// Changes the owners of an inode whose cell is locked for writing; limits do not hold for who may do that.
+    /// Changes the owners of an inode whose cell is locked for writing; limits do not hold for who may do that. An owner that
+    /// stays is charged nothing, not even for a moment: somebody else who writes would be refused what it may have.
     pub fn transfer(&self, c: &Cell, st: &mut State, change: impl FnOnce(&mut State)) {
         if !self.is_on() {
             return change(st);
@@ -94,9 +95,12 @@ impl Quotas {
         self.count(c.ino, st.owners(), || st.content_blocks());
         let (before, blocks) = (st.owners(), st.content_blocks());
         change(st);
-        if st.owners() != before {
-            self.force(st.owners(), blocks, 1);
-            self.give(before, blocks, 1);
+        let after = st.owners();
+        for owner in after.each().filter(|new| !before.each().any(|old| old == *new)) {
+            self.force_of(owner, blocks, 1);
+        }
+        for owner in before.each().filter(|old| !after.each().any(|new| new == *old)) {
+            self.give_of(owner, blocks, 1);
         }
     }
 }

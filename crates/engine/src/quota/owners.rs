@@ -245,9 +245,7 @@ impl Quotas {
     /// Charges whatever the limits are.
     pub fn force(&self, of: Owners, blocks: u64, inodes: u64) {
         if blocks > 0 || inodes > 0 {
-            of.each().for_each(|owner| {
-                self.with(owner, |u| u.take(blocks, inodes, true));
-            });
+            of.each().for_each(|owner| self.force_of(owner, blocks, inodes));
         }
     }
 
@@ -296,6 +294,11 @@ impl Quotas {
         let mut known = self.known.mine().lock();
         if let Some(usage) = known.get(&owner) {
             return usage.blocks.is_limited();
+    /// Charges one owner, whatever its limits are.
+    pub(crate) fn force_of(&self, owner: QuotaOwner, blocks: u64, inodes: u64) {
+        self.with(owner, |u| u.take(blocks, inodes, true));
+    }
+
         }
         // whose files are looked at only needs no counts of its own
         let Some(usage) = self.all.lock().active.get(&owner).cloned() else { return false };

@@ -1,7 +1,9 @@
-//! Limits of directories whose numbers were used before.
+//! Limits of directories whose numbers were used before, and who is charged.
 
+use crate::quota::Force;
 use crate::{
-    Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, QuotaLimits, RenameMode, Volume, mkfs,
+    Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, QuotaLimits, QuotaOwner, RenameMode, SetAttr,
+    Volume, mkfs,
 };
 use braidfs_device::{Device, MemDevice};
 use std::sync::Arc;
@@ -62,5 +64,41 @@ fn a_file_with_the_number_of_a_directory_is_not_listed() {
     assert!(matches!(v.mounted().children_at_once(was), Err(Error::NotFound)), "a file has its number");
     let file = v.mounted().cell(a).unwrap().inode();
     assert!(matches!(v.mounted().children_at_once(file), Err(Error::NotDir)));
+    v.unmount().unwrap();
+}
+
+/// A file goes to and fro between two users: its group, and its directory with limits, have it all the time, and not twice for a
+/// moment, in which others would be refused what they may have.
+#[test]
+fn owners_that_stay_are_not_charged_for_a_moment() {
+    let v = volume(1);
+    let dir = create(&v, ROOT, "dir", FileKind::Dir);
+    let f = v.open(create(&v, dir, "f", FileKind::File)).unwrap();
+    v.write(&f, 0, &[7; 1 << 20]).unwrap();
+    v.setattr(f.ino(), &SetAttr { gid: Some(100), ..SetAttr::default() }).unwrap();
+    let (group, room) = (QuotaOwner::Group(100), Some((1 << 20) + 4096));
+    v.quota_change(group, |l| l.space = room).unwrap();
+    let project = v.quota_directory(dir, |l| l.space = room).unwrap().owner;
+    let quotas = &v.mounted().shared.quotas;
+    let refused = std::thread::scope(|s| {
+        let changes = s.spawn(|| {
+            for n in 0..20_000 {
+                v.setattr(f.ino(), &SetAttr { uid: Some(1000 + n % 2), ..SetAttr::default() }).unwrap();
+            }
+        });
+        let mut refused = 0;
+        while !changes.is_finished() {
+            for owner in [group, project] {
+                match quotas.take_of(owner, 1, 0, Force::None) {
+                    Ok(()) => quotas.give_of(owner, 1, 0),
+                    Err(_) => refused += 1,
+                }
+            }
+        }
+        refused
+    });
+    assert_eq!(refused, 0, "times a block was refused that was free");
+    assert_eq!(v.quota_drift().unwrap(), []);
+    drop(f);
     v.unmount().unwrap();
 }
