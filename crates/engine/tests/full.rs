@@ -2,8 +2,8 @@
 //! everything can be removed.
 
 use braidfs::{
-    Cred, DirEntry, Error, FallocMode, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenFile, SetAttr,
-    Volume, XattrMode, mkfs,
+    Cred, DirEntry, Error, FallocMode, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenFile, RenameMode,
+    SetAttr, Volume, XattrMode, mkfs,
 };
 use braidfs_device::{CountDevice, Device, MemDevice};
 use std::sync::Arc;
@@ -185,6 +185,58 @@ fn files_with_long_attributes_change_while_nothing_is_free() {
         assert!(changed > 5, "round {round}: {changed} were changed");
         v.sync().unwrap();
     }
+    empties(device, v);
+}
+
+/// The same with other operations that change such inodes, one after the other in one transaction: `change` does one to an
+/// inode of these, or none where there is no room.
+fn long_attributes_change(change: impl Fn(&Volume, InodeNo, usize) -> bool) {
+    let (device, v) = volume();
+    let all: Vec<InodeNo> = (0..80)
+        .map(|n| {
+            let ino = make(&v, ROOT, &format!("{n}"), FileKind::File, b"").unwrap();
+            v.setxattr(ino, b"user.long", &vec![n as u8; 60_000], XattrMode::Set).unwrap();
+            v.setxattr(ino, b"user.short", b"x", XattrMode::Set).unwrap();
+            v.sync().unwrap();
+            ino
+        })
+        .collect();
+    fill(&v, &file(&v, ROOT, "large"));
+    let changed = all.iter().enumerate().filter(|(n, ino)| change(&v, **ino, *n)).count();
+    assert!(changed > 5, "{changed} were changed");
+    empties(device, v);
+}
+
+#[test]
+fn of_files_with_long_attributes_one_is_removed_while_nothing_is_free() {
+    long_attributes_change(|v, ino, _| done(v.removexattr(ino, b"user.short")));
+}
+
+#[test]
+fn files_with_long_attributes_exchange_names_while_nothing_is_free() {
+    long_attributes_change(|v, _, n| {
+        let (a, b) = (format!("{n}"), format!("{}", (n + 1) % 80));
+        done(v.rename(ROOT, a.as_bytes(), ROOT, b.as_bytes(), RenameMode::Exchange))
+    });
+}
+
+#[test]
+fn files_with_long_attributes_count_for_a_directory_while_nothing_is_free() {
+    let (device, v) = volume();
+    let dir = make(&v, ROOT, "dir", FileKind::Dir, b"").unwrap();
+    for n in 0..80 {
+        let ino = make(&v, dir, &format!("{n}"), FileKind::File, b"").unwrap();
+        v.setxattr(ino, b"user.long", &vec![n as u8; 60_000], XattrMode::Set).unwrap();
+        v.sync().unwrap();
+    }
+    fill(&v, &file(&v, ROOT, "large"));
+    done(v.quota_directory(dir, |l| l.inodes = Some(1000)));
+    v.sync().unwrap();
+    for n in 0..80 {
+        v.unlink(dir, format!("{n}").as_bytes()).unwrap();
+    }
+    v.unlink(ROOT, b"large").unwrap();
+    v.rmdir(ROOT, b"dir").unwrap();
     empties(device, v);
 }
 

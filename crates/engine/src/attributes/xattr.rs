@@ -111,9 +111,17 @@ impl Volume {
         if value.len() > most {
             return Err(Error::ArgTooLong);
         }
-        let mut op = Op::new(i);
-        op.begin(&[c.domain], 2 + (value.len() / 4096) as u64 + 16, false)?;
-        let mut st = c.state.write();
+        let beside = 2 + (value.len() / 4096) as u64 + 16;
+        let mut blocks = beside;
+        let (mut op, mut st) = loop {
+            let mut op = Op::new(i);
+            op.begin(&[c.domain], blocks, false)?;
+            let mut st = c.state.write();
+            match op.lacks(&c, &mut st) {
+                Some(more) => blocks = beside + more,
+                None => break (op, st),
+            }
+        };
         if st.deleted {
             return Err(Error::NotFound);
         }
@@ -204,9 +212,16 @@ impl Volume {
                 return if forced { Err(Error::NoAttr) } else { check_changeable(&st).and(Err(Error::NoAttr)) };
             }
         }
-        let mut op = Op::new(i);
-        op.begin(&[c.domain], 1, true)?;
-        let mut st = c.state.write();
+        let mut blocks = 2;
+        let (mut op, mut st) = loop {
+            let mut op = Op::new(i);
+            op.begin(&[c.domain], blocks, true)?;
+            let mut st = c.state.write();
+            match op.lacks(&c, &mut st) {
+                Some(more) => blocks = more,
+                None => break (op, st),
+            }
+        };
         if st.deleted {
             return Err(Error::NotFound);
         }

@@ -281,6 +281,9 @@ impl MountedVolume {
         let Some(room) = bucket.room(new) else { return Ok(None) };
         let left = self.vacated_lately(to, new, hash, &mut bucket);
         let Some(before) = Op::before(&left, c.domain) else { return Ok(None) };
+        if op.lacks_for(&mut [(from, &mut fst), (&c, &mut st)]).is_some() {
+            return Ok(None);
+        }
         self.dom(c.domain).forget_durable(&mut st);
         op.touch(from, &mut fst)?;
         step(Bug::InodeLeftOut, || op.touch(&c, &mut st))?;

@@ -29,10 +29,11 @@ impl MountedVolume {
     pub(crate) fn link_in(&self, c: &Arc<Cell>, d: &Arc<Cell>, name: &[u8]) -> Result<Attr> {
         check_name(name)?;
         self.check_border(c.domain, d.domain)?;
+        let mut blocks = ENTRY_BLOCKS;
         loop {
             self.commit_exchange(c)?;
             let unwritten = self.commit_new_parents(d, c, c.domain)?;
-            if let Some(attr) = self.link_at(c, d, name, unwritten)? {
+            if let Some(attr) = self.link_at(c, d, name, unwritten, &mut blocks)? {
                 return Ok(attr);
             }
             // who left the name and must be durable first was seen with the directory locked
@@ -40,17 +41,18 @@ impl MountedVolume {
         }
     }
 
-    /// `None` where something must be durable first, or what has the name was locked.
+    /// `None` where something must be durable first, what has the name was locked, or more blocks must be reserved: `blocks`.
     pub(super) fn link_at(
         &self,
         c: &Arc<Cell>,
         d: &Arc<Cell>,
         name: &[u8],
         unwritten: Unwritten,
+        blocks: &mut u64,
     ) -> Result<Option<Attr>> {
         let (i, ino) = (self, c.ino);
         let mut op = Op::new(i);
-        op.begin(&[d.domain, c.domain], ENTRY_BLOCKS, false)?;
+        op.begin(&[d.domain, c.domain], *blocks, false)?;
         let mut dst = d.state.write();
         check_alive(&dst)?;
         // once more: a tenant that is about to lose its journal looks with its directory locked whether anything came into it
@@ -84,6 +86,10 @@ impl MountedVolume {
         check_takes_names(&dst)?;
         check_project(&dst, &st)?;
         st.check_gains(name, None)?;
+        if let Some(more) = op.lacks_for(&mut [(d, &mut dst), (c, &mut st)]) {
+            *blocks = more + ENTRY_BLOCKS;
+            return Ok(None);
+        }
         op.touch(d, &mut dst)?;
         op.touch(c, &mut st)?;
         let edit = if stale { Edit::Replace(c) } else { Edit::Add(c) };

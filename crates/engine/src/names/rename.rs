@@ -55,6 +55,8 @@ struct Request<'r> {
     leaves: Option<(NewInode, &'r Cred)>,
     /// Of what moves to the other directory: whether nothing has written `src`, or the partner.
     unwritten: [Unwritten; 2],
+    /// Metadata blocks that are reserved in each domain.
+    blocks: u64,
     /// The rename lock is held: directories are locked by their places in the tree.
     in_order: bool,
 }
@@ -117,6 +119,8 @@ enum Restart {
     Busy(Arc<Cell>),
     /// Others keep the two directories locked, now the one and now the other: only in an order can both be waited for.
     Contended,
+    /// So many blocks must be reserved ([`Op::lacks`]).
+    Lacks(u64),
     /// The journal of this domain has no room for more inodes without a name.
     Orphans(DomainId),
 }
@@ -132,6 +136,18 @@ struct Locked<'c> {
     new: usize,
     src: BiasedWriteGuard<'c, State>,
     dst: Option<BiasedWriteGuard<'c, State>>,
+impl Locked<'_> {
+    /// [`Op::lacks`] of all of them.
+    fn lacks(&mut self, op: &Op<'_>, r: &Request<'_>) -> Option<u64> {
+        let mut touched: SmallVec<[(&Cell, &mut State); 4]> = smallvec![(&*r.src, &mut *self.src)];
+        for (i, st) in self.dirs.iter_mut().enumerate() {
+            touched.push((if i == self.old { &r.from.dir } else { &r.to.dir }, st));
+        }
+        touched.extend(r.dst.as_deref().zip(self.dst.as_deref_mut()));
+        op.lacks_for(&mut touched)
+    }
+}
+
 }
 
 impl MountedVolume {
@@ -212,13 +228,16 @@ impl MountedVolume {
     }
 
     fn rename(&self, from: &Side<'_>, to: &Side<'_>, mode: RenameMode, cred: &Cred) -> Result<()> {
+        // a whiteout is an inode with a name of its own
+        let least = RENAME_BLOCKS + if mode.leaves_whiteout() { ENTRY_BLOCKS } else { 0 };
+        let mut blocks = least;
         let mut spare = Spare::new(self);
         let (mut tree, mut again) = (None, false);
         loop {
             let src = self.lookup_to_leave(&from.dir, from.name)?;
             let dst = self.find_in(&to.dir, to.name)?;
             let unwritten = [Unwritten::default(); 2];
-            let mut r = Request { from, to, src, dst, mode, leaves: None, unwritten, in_order: tree.is_some() };
+            let mut r = Request { from, to, src, dst, mode, leaves: None, unwritten, in_order: tree.is_some(), blocks };
             if tree.is_none() && r.changes_tree() {
                 // what the names name may be others by the time it is had
                 tree = Some(self.rename.lock());
@@ -240,6 +259,7 @@ impl MountedVolume {
                 }
                 Ok(Err(Restart::Changed)) => again = true,
                 Ok(Err(Restart::Busy(c))) => Child::wait(&c),
+                Ok(Err(Restart::Lacks(more))) => blocks = least + more,
                 Ok(Err(Restart::Contended)) => tree = Some(self.rename.lock()),
                 Ok(Err(Restart::Orphans(d))) => self.shorten_orphans(d, gone)?,
                 // of a whiteout
@@ -371,10 +391,7 @@ impl MountedVolume {
         }
         let mut op = Op::new(self);
         // what is replaced makes room, but not before a whiteout needs some
-        match r.leaves {
-            Some(_) => op.begin(&domains, RENAME_BLOCKS + ENTRY_BLOCKS, false)?,
-            None => op.begin(&domains, RENAME_BLOCKS, r.dst.is_some())?,
-        }
+        op.begin(&domains, r.blocks, r.dst.is_some() && r.leaves.is_none())?;
         let (mut dirs, old, new) = match self.lock_dirs(r)? {
             Ok(locked) => locked,
             Err(again) => return Ok(Err(again)),
@@ -392,6 +409,9 @@ impl MountedVolume {
             return Ok(Err(again));
         }
         let takes_new = op.may_take(&r.to.dir, r.to.name, r.src.domain);
+        if let Some(more) = l.lacks(&op, r) {
+            return Ok(Err(Restart::Lacks(more)));
+        }
         let takes_old = r.heir().map_or(Some(Before::default()), |d| op.may_take(&r.from.dir, r.from.name, d));
         let (Some(takes_new), Some(takes_old)) = (takes_new, takes_old) else { return Ok(Err(Restart::Changed)) };
         let whiteout = match r.leaves {

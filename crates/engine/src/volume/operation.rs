@@ -280,17 +280,34 @@ impl<'a> Op<'a> {
     /// With how many blocks an operation is to begin that will touch an inode of very many names or attributes, where this one has
     /// fewer: all of them are written with each change. Asked before anything is changed.
     pub fn lacks(&self, cell: &Cell, st: &mut State) -> Option<u64> {
-        // what all operations have is enough for few
-        if st.links.len() <= FEW_LINKS && st.xattrs.is_empty() {
-            return None;
-        }
         let i = self.index(cell.domain);
-        if st.durability.dirty_tx() == Some(self.enters[i].tx().id) {
-            return None;
-        }
-        let blocks = packed::weight(st.record_bytes()).div_ceil(packed::BLOCK) + 1;
+        let blocks = self.whole_record(i, st);
         // and those beside it that were asked for
         (blocks > self.reserved[i]).then_some(blocks + METADATA_OF_WRITE)
+    }
+
+    /// [`Self::lacks`] of several inodes, which may be of one domain: so many are to be reserved in each.
+    pub fn lacks_for(&self, touched: &mut [(&Cell, &mut State)]) -> Option<u64> {
+        let mut sums: SmallVec<[u64; 4]> = SmallVec::from_elem(0, self.enters.len());
+        for (cell, st) in touched {
+            let i = self.index(cell.domain);
+            sums[i] += self.whole_record(i, st);
+        }
+        let lacks = sums.iter().zip(&self.reserved).any(|(blocks, reserved)| blocks > reserved);
+        lacks.then(|| sums.iter().max().copied().unwrap_or(0) + METADATA_OF_WRITE)
+    }
+
+    /// Blocks that touching an inode of the domain entered at `i` takes, where it is one of many names or attributes; else 0.
+    #[inline]
+    fn whole_record(&self, i: usize, st: &mut State) -> u64 {
+        // what all operations have is enough for few
+        if st.links.len() <= FEW_LINKS && st.xattrs.is_empty() {
+            return 0;
+        }
+        if st.durability.dirty_tx() == Some(self.enters[i].tx().id) {
+            return 0;
+        }
+        packed::weight(st.record_bytes()).div_ceil(packed::BLOCK) + 1
     }
 
     /// Whether content that is added to a file may need leaves of extents, and the domain is short of nodes: the caller lets the

@@ -32,7 +32,7 @@ fn rename_across(v: &Volume, tenant: &Cell, from: &Side<'_>, to: &Side<'_>, mode
     let src = i.lookup_to_leave(&from.dir, from.name).unwrap();
     let dst = i.find_in(&to.dir, to.name).unwrap();
     let unwritten = [Unwritten::default(); 2];
-    let mut r = Request { from, to, src, dst, mode, leaves: None, unwritten, in_order: false };
+    let mut r = Request { from, to, src, dst, mode, leaves: None, unwritten, in_order: false, blocks: RENAME_BLOCKS };
     i.check_rename(&r).unwrap();
     r.unwritten = i.commit_before(&r, false).unwrap();
     let domain = i.dom(tenant.domain);
@@ -62,7 +62,7 @@ fn no_name_crosses_a_border_that_was_closed_meanwhile() {
     for (c, dir) in [(&f, &tenant), (&inner, &root)] {
         let unwritten = i.commit_new_parents(dir, c, c.domain).unwrap();
         i.dom(tenant.domain).close_border(true);
-        let linked = i.link_at(c, dir, b"linked", unwritten);
+        let linked = i.link_at(c, dir, b"linked", unwritten, &mut ENTRY_BLOCKS.clone());
         i.dom(tenant.domain).close_border(false);
         assert!(matches!(linked, Err(Error::CrossScratch)), "{linked:?}");
     }
