@@ -8,7 +8,7 @@
 //! Locks: the directory, then the inode, then the bucket. All that is said of a name is said with its bucket locked: the
 //! entry, the inode's link, who left it, and what is known of names looked up lately.
 
-use super::checks::{check_alive, check_changeable, check_name, check_project, check_takes_names};
+use super::checks::{check_alive, check_changeable, check_name, check_takes_names};
 use super::create::{Made, blocks_of};
 use super::lookup::is_named;
 use super::placement::NewInode;
@@ -268,7 +268,7 @@ impl MountedVolume {
             return Ok(None);
         }
         let mut st = c.state.write();
-        if check_project(&tst, &st).is_err() || st.check_gains(new, Some(name)).is_err() {
+        if self.check_project(&tst, &st).is_err() || st.check_gains(new, Some(name)).is_err() {
             return Ok(None);
         }
         if !self.may_leave(&st) || !st.has_link(from.ino, name) || !unwritten.holds(op.enter(c.domain), &c, &st) {

@@ -4,7 +4,7 @@ use crate::cell::State;
 use crate::cell::record::DIR_LINKS_MAX;
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
-use crate::types::DomainId;
+use crate::types::{DomainId, QuotaOwner};
 use crate::volume::MountedVolume;
 use braidfs_format::inode::NAME_MAX;
 
@@ -47,14 +47,16 @@ pub(super) fn check_takes_directory(st: &State) -> Result<()> {
     if st.nlink >= DIR_LINKS_MAX { Err(Error::TooManyLinks) } else { Ok(()) }
 }
 
-/// # Errors
-/// [`Error::CrossProject`] where a directory that counts for a limit of its own is to take an inode that does not count for it
-/// (XFS's project inheritance).
-pub(super) fn check_project(dir: &State, st: &State) -> Result<()> {
-    if dir.project() == 0 || dir.project() == st.project() { Ok(()) } else { Err(Error::CrossProject) }
-}
-
 impl MountedVolume {
+    /// # Errors
+    /// [`Error::CrossProject`] where a directory that counts for a limit of its own is to take an inode that does not count for it
+    /// (XFS's project inheritance). One whose number has lost its limits takes all.
+    pub(super) fn check_project(&self, dir: &State, st: &State) -> Result<()> {
+        let n = dir.project();
+        let takes = n == 0 || n == st.project() || !self.quotas.lock().contains_key(&QuotaOwner::Project(n));
+        if takes { Ok(()) } else { Err(Error::CrossProject) }
+    }
+
     /// # Errors
     /// [`Error::CrossScratch`] where an inode of one domain would have a name in a directory of another, and one of them has no
     /// journal: what it says of names is of no use after a crash.

@@ -1,6 +1,6 @@
 //! Another name for a file.
 
-use super::checks::{check_alive, check_changeable, check_name, check_project, check_takes_names};
+use super::checks::{check_alive, check_changeable, check_name, check_takes_names};
 use super::entries::{Child, ENTRY_BLOCKS};
 use super::prerequisites::Unwritten;
 use crate::braid::entry::{By, Edit};
@@ -84,7 +84,7 @@ impl MountedVolume {
         }
         check_changeable(&st)?;
         check_takes_names(&dst)?;
-        check_project(&dst, &st)?;
+        self.check_project(&dst, &st)?;
         st.check_gains(name, None)?;
         if let Some(more) = op.lacks_for(&mut [(d, &mut dst), (c, &mut st)]) {
             *blocks = more + ENTRY_BLOCKS;

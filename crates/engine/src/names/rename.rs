@@ -5,9 +5,7 @@
 //! rare cases that meet an earlier rename of another domain which is not durable yet, and for the exchange of directories
 //! of two domains (docs/crash-contract.md says which and why).
 
-use super::checks::{
-    check_alive, check_changeable, check_name, check_project, check_takes_directory, check_takes_names,
-};
+use super::checks::{check_alive, check_changeable, check_name, check_takes_directory, check_takes_names};
 use super::entries::{Child, ENTRY_BLOCKS, Named};
 use super::placement::NewInode;
 use super::prerequisites::Unwritten;
@@ -55,10 +53,10 @@ struct Request<'r> {
     leaves: Option<(NewInode, &'r Cred)>,
     /// Of what moves to the other directory: whether nothing has written `src`, or the partner.
     unwritten: [Unwritten; 2],
-    /// Metadata blocks that are reserved in each domain.
-    blocks: u64,
     /// The rename lock is held: directories are locked by their places in the tree.
     in_order: bool,
+    /// Metadata blocks that are reserved in each domain.
+    blocks: u64,
 }
 
 impl Request<'_> {
@@ -119,10 +117,10 @@ enum Restart {
     Busy(Arc<Cell>),
     /// Others keep the two directories locked, now the one and now the other: only in an order can both be waited for.
     Contended,
-    /// So many blocks must be reserved ([`Op::lacks`]).
-    Lacks(u64),
     /// The journal of this domain has no room for more inodes without a name.
     Orphans(DomainId),
+    /// So many blocks must be reserved ([`Op::lacks`]).
+    Lacks(u64),
 }
 
 /// A part of a rename, or that it starts again.
@@ -136,6 +134,8 @@ struct Locked<'c> {
     new: usize,
     src: BiasedWriteGuard<'c, State>,
     dst: Option<BiasedWriteGuard<'c, State>>,
+}
+
 impl Locked<'_> {
     /// [`Op::lacks`] of all of them.
     fn lacks(&mut self, op: &Op<'_>, r: &Request<'_>) -> Option<u64> {
@@ -146,8 +146,6 @@ impl Locked<'_> {
         touched.extend(r.dst.as_deref().zip(self.dst.as_deref_mut()));
         op.lacks_for(&mut touched)
     }
-}
-
 }
 
 impl MountedVolume {
@@ -228,11 +226,11 @@ impl MountedVolume {
     }
 
     fn rename(&self, from: &Side<'_>, to: &Side<'_>, mode: RenameMode, cred: &Cred) -> Result<()> {
+        let mut spare = Spare::new(self);
+        let (mut tree, mut again) = (None, false);
         // a whiteout is an inode with a name of its own
         let least = RENAME_BLOCKS + if mode.leaves_whiteout() { ENTRY_BLOCKS } else { 0 };
         let mut blocks = least;
-        let mut spare = Spare::new(self);
-        let (mut tree, mut again) = (None, false);
         loop {
             let src = self.lookup_to_leave(&from.dir, from.name)?;
             let dst = self.find_in(&to.dir, to.name)?;
@@ -259,9 +257,9 @@ impl MountedVolume {
                 }
                 Ok(Err(Restart::Changed)) => again = true,
                 Ok(Err(Restart::Busy(c))) => Child::wait(&c),
-                Ok(Err(Restart::Lacks(more))) => blocks = least + more,
                 Ok(Err(Restart::Contended)) => tree = Some(self.rename.lock()),
                 Ok(Err(Restart::Orphans(d))) => self.shorten_orphans(d, gone)?,
+                Ok(Err(Restart::Lacks(more))) => blocks = least + more,
                 // of a whiteout
                 Err(Error::Quota(owner)) if self.end_replaced_of(owner, gone) => {}
                 Err(e) => return Err(e),
@@ -409,11 +407,11 @@ impl MountedVolume {
             return Ok(Err(again));
         }
         let takes_new = op.may_take(&r.to.dir, r.to.name, r.src.domain);
+        let takes_old = r.heir().map_or(Some(Before::default()), |d| op.may_take(&r.from.dir, r.from.name, d));
+        let (Some(takes_new), Some(takes_old)) = (takes_new, takes_old) else { return Ok(Err(Restart::Changed)) };
         if let Some(more) = l.lacks(&op, r) {
             return Ok(Err(Restart::Lacks(more)));
         }
-        let takes_old = r.heir().map_or(Some(Before::default()), |d| op.may_take(&r.from.dir, r.from.name, d));
-        let (Some(takes_new), Some(takes_old)) = (takes_new, takes_old) else { return Ok(Err(Restart::Changed)) };
         let whiteout = match r.leaves {
             Some((number, cred)) => Some(self.new_whiteout(&l.dirs[l.old], number, cred, &takes_old)?),
             None => None,
@@ -488,9 +486,9 @@ impl MountedVolume {
             check_takes_directory(&l.dirs[l.old])?;
         }
         if r.two_dirs() {
-            check_project(&l.dirs[l.new], &l.src)?;
+            self.check_project(&l.dirs[l.new], &l.src)?;
             if let (Some(_), Some(v)) = (r.partner(), &l.dst) {
-                check_project(&l.dirs[l.old], v)?;
+                self.check_project(&l.dirs[l.old], v)?;
             }
         }
         // a new name may go into an append-only directory; one that is there may not be taken away

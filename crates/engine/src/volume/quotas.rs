@@ -272,8 +272,10 @@ impl Volume {
             && c.generation == entry.root_generation.get()
         {
             // what lies below another directory with limits counts for that from now on
+            // (a number that has lost its limits is not handed down: what was moved out before still has it)
             let above = c.state.read().parent;
             let outer = i.find(above)?.map_or(0, |d| d.state.read().project());
+            let outer = if i.quotas.lock().contains_key(&QuotaOwner::Project(outer)) { outer } else { 0 };
             // what came out of a directory that was not looked at yet into one that was is found by another walk
             for _ in 0..WALKS {
                 let any = self.assign(&c, outer, Some(n))?;

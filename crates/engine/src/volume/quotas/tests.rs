@@ -102,3 +102,35 @@ fn owners_that_stay_are_not_charged_for_a_moment() {
     drop(f);
     v.unmount().unwrap();
 }
+
+/// A directory was moved out of one with limits, which have gone since: its number, which it has still, means nothing to what
+/// comes into it, nor to a directory below that loses its own limits.
+#[test]
+fn a_number_without_limits_means_nothing() {
+    let v = volume(1);
+    let a = create(&v, ROOT, "a", FileKind::Dir);
+    create(&v, a, "moved", FileKind::Dir);
+    let of_a = v.quota_directory(a, much).unwrap().owner;
+    v.rename(a, b"moved", ROOT, b"moved", RenameMode::Replace).unwrap();
+    let moved = v.lookup(ROOT, b"moved").unwrap().ino;
+    let refused = |name: &str| {
+        create(&v, ROOT, name, FileKind::File);
+        v.rename(ROOT, name.as_bytes(), moved, name.as_bytes(), RenameMode::Replace)
+    };
+    assert!(matches!(refused("early"), Err(Error::CrossProject)), "it counts for limits");
+    v.quota_remove(of_a).unwrap();
+    assert_eq!(v.quota(of_a).unwrap().inodes, 1, "it has its number still");
+    refused("late").unwrap();
+    let late = v.lookup(moved, b"late").unwrap().ino;
+    v.link(v.lookup(ROOT, b"early").unwrap().ino, moved, b"linked").unwrap();
+    let inner = create(&v, moved, "inner", FileKind::Dir);
+    create(&v, inner, "f", FileKind::File);
+    let of_inner = v.quota_directory(inner, much).unwrap().owner;
+    assert_eq!((v.quota(of_a).unwrap().inodes, v.quota(of_inner).unwrap().inodes), (1, 2));
+    v.quota_remove(of_inner).unwrap();
+    assert_eq!(v.quota(of_a).unwrap().inodes, 1, "what is below was given a number without limits");
+    assert!(matches!(v.quota(of_inner), Err(Error::NotFound)));
+    assert_eq!(v.mounted().cell(late).unwrap().state.read().project(), 0);
+    assert_eq!(v.quota_drift().unwrap(), []);
+    v.unmount().unwrap();
+}
