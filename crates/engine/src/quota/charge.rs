@@ -40,11 +40,13 @@ pub struct Charge<'a> {
     inodes: u64,
     /// Blocks that the inode has less, as the owners were told.
     gave: u64,
+    /// To which limits who makes the inode is held; else what this thread does.
+    maker: Option<Force>,
 }
 
 impl<'a> Charge<'a> {
     pub(crate) fn of(quotas: Option<&'a Quotas>, of: Owners) -> Self {
-        Self { quotas, of, blocks: 0, inodes: 0, gave: 0 }
+        Self { quotas, of, blocks: 0, inodes: 0, gave: 0, maker: None }
     }
 
     /// Whether anything is counted.
@@ -52,13 +54,13 @@ impl<'a> Charge<'a> {
         self.quotas.is_some()
     }
 
-    /// Charges blocks.
+    /// Charges blocks, after [`Self::inode`] as that was charged.
     ///
     /// # Errors
     /// [`Error::Quota`](crate::Error::Quota).
     pub fn blocks(&mut self, n: u64) -> Result<()> {
         if let Some(q) = self.quotas.filter(|_| n > 0) {
-            q.take(self.of, n, 0, FORCE.get())?;
+            q.take(self.of, n, 0, self.maker.unwrap_or(FORCE.get()))?;
             self.blocks += n;
         }
         Ok(())
@@ -73,6 +75,7 @@ impl<'a> Charge<'a> {
             let force = if privileged { Force::User } else { FORCE.get() };
             q.take(self.of, 0, 1, force)?;
             self.inodes += 1;
+            self.maker = Some(force);
         }
         Ok(())
     }

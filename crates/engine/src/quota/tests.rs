@@ -113,6 +113,11 @@ fn the_privileged_exceed_limits_of_users() {
     assert!(c.blocks(1).is_err() && c.inode(true).is_ok() && c.inode(false).is_err());
     drop(c);
     assert_eq!(used(&q, QuotaOwner::User(1000)), (7, 0));
+    // also for the block that a new inode begins with, of a link with a long target
+    let mut c = q.charge_new(ALICE);
+    assert!(c.inode(true).is_ok() && c.blocks(1).is_ok());
+    drop(c);
+    assert_eq!(used(&q, QuotaOwner::User(1000)), (7, 0));
 }
 
 /// An inode is counted once, by whoever comes first.

@@ -1,6 +1,6 @@
 //! Limits of directories whose numbers were used before, and who is charged.
 
-use crate::quota::Force;
+use crate::quota::{Force, forced};
 use crate::{
     Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, QuotaLimits, QuotaOwner, RenameMode, SetAttr,
     Volume, mkfs,
@@ -131,6 +131,26 @@ fn a_number_without_limits_means_nothing() {
     assert_eq!(v.quota(of_a).unwrap().inodes, 1, "what is below was given a number without limits");
     assert!(matches!(v.quota(of_inner), Err(Error::NotFound)));
     assert_eq!(v.mounted().cell(late).unwrap().state.read().project(), 0);
+    assert_eq!(v.quota_drift().unwrap(), []);
+    v.unmount().unwrap();
+}
+
+/// Limits of groups do not hold for the privileged, nor where a link is so long that it takes a block.
+#[test]
+fn the_privileged_make_long_links() {
+    let v = volume(1);
+    let dir = create(&v, ROOT, "dir", FileKind::Dir);
+    v.setattr(dir, &SetAttr { gid: Some(100), mode: Some(0o2775), ..SetAttr::default() }).unwrap();
+    v.quota_change(QuotaOwner::Group(100), |l| l.space = Some(4096)).unwrap();
+    let target = [b'x'; 4000];
+    let new = NewNode { kind: FileKind::Symlink, mode: 0o777, umask: 0, rdev: 0, target: &target };
+    v.create(dir, b"1", &new, &Cred::user(1000, 100)).unwrap();
+    assert!(matches!(v.create(dir, b"2", &new, &Cred::user(1000, 100)), Err(Error::Quota(_))));
+    v.create(dir, b"3", &new, &Cred::root()).unwrap();
+    {
+        let _all = forced(Force::User);
+        v.create(dir, b"4", &new, &Cred::user(1000, 100)).unwrap();
+    }
     assert_eq!(v.quota_drift().unwrap(), []);
     v.unmount().unwrap();
 }
