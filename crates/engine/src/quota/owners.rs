@@ -14,6 +14,9 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
+/// So many owners have counts of their own before those without limits are laid to rest.
+const ACTIVE_MAX: usize = 1024;
+
 /// Which limits do not hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Force {
@@ -114,15 +117,40 @@ pub struct Quotas {
 /// All owners. A [`Usage`] takes some lines for each slot, which many owners of a volume never need.
 #[derive(Debug, Default)]
 struct All {
-    /// Have limits, or were charged by operations.
+    /// Have limits, or were charged by operations lately.
     active: BTreeMap<QuotaOwner, Arc<Usage>>,
-    /// Blocks and inodes of the others, as they were counted. No owner is in both.
+    /// Blocks and inodes of the others that use anything. No owner is in both.
     at_rest: BTreeMap<QuotaOwner, (u64, u64)>,
+    /// How many were active when others were last laid to rest, and stayed so.
+    stayed: usize,
 }
 
 impl All {
+    /// Whether so many are active that those without limits are to be laid to rest: who may give files to many owners
+    /// would else take memory for each.
+    fn are_many(&self) -> bool {
+        self.active.len() >= ACTIVE_MAX.max(2 * self.stayed)
+    }
+
+    /// Those without limits that no slot knows take the memory of two numbers, or none where they use nothing.
+    fn lay_to_rest(&mut self) {
+        let Self { active, at_rest, stayed } = self;
+        active.retain(|owner, usage| {
+            // whoever gets to know one does it under the lock of all
+            let Some(usage) = Arc::get_mut(usage).filter(|u| !u.blocks.is_limited() && !u.inodes.is_limited()) else {
+                return true;
+            };
+            let Used { blocks, inodes, .. } = usage.used();
+            if blocks > 0 || inodes > 0 {
+                at_rest.insert(*owner, (blocks, inodes));
+            }
+            false
+        });
+        *stayed = active.len();
+    }
+
     fn activate(&mut self, owner: QuotaOwner) -> Arc<Usage> {
-        let Self { active, at_rest } = self;
+        let Self { active, at_rest, .. } = self;
         let new = || {
             let usage = Usage::new();
             let (blocks, inodes) = at_rest.remove(&owner).unwrap_or_default();
@@ -206,8 +234,25 @@ impl Quotas {
         if let Some(usage) = known.get(&owner) {
             return f(usage);
         }
-        let usage = self.all.lock().activate(owner);
-        f(known.entry(owner).or_insert(usage))
+        let mut all = self.all.lock();
+        let usage = all.activate(owner);
+        let many = all.are_many();
+        drop(all);
+        let r = f(known.entry(owner).or_insert(usage));
+        drop(known);
+        if many {
+            self.lay_to_rest();
+        }
+        r
+    }
+
+    /// Forgets the counts of owners that have no limits. Who charges one of them next has counts made for it again.
+    #[cold]
+    fn lay_to_rest(&self) {
+        for known in self.known.iter() {
+            known.lock().clear();
+        }
+        self.all.lock().lay_to_rest();
     }
 
     /// Charges all owners, or none.
@@ -247,6 +292,11 @@ impl Quotas {
         if blocks > 0 || inodes > 0 {
             of.each().for_each(|owner| self.force_of(owner, blocks, inodes));
         }
+    }
+
+    /// Charges one owner, whatever its limits are.
+    pub(crate) fn force_of(&self, owner: QuotaOwner, blocks: u64, inodes: u64) {
+        self.with(owner, |u| u.take(blocks, inodes, true));
     }
 
     /// So much is in use no longer.
@@ -294,18 +344,13 @@ impl Quotas {
         let mut known = self.known.mine().lock();
         if let Some(usage) = known.get(&owner) {
             return usage.blocks.is_limited();
-    /// Charges one owner, whatever its limits are.
-    pub(crate) fn force_of(&self, owner: QuotaOwner, blocks: u64, inodes: u64) {
-        self.with(owner, |u| u.take(blocks, inodes, true));
-    }
-
         }
         // whose files are looked at only needs no counts of its own
         let Some(usage) = self.all.lock().active.get(&owner).cloned() else { return false };
         known.entry(owner).or_insert(usage).blocks.is_limited()
     }
 
-    /// All owners that were ever charged, or have limits.
+    /// All owners that use anything, or have limits, or were charged lately.
     pub(crate) fn owners(&self) -> Vec<QuotaOwner> {
         let all = self.all.lock();
         let owners: Vec<_> = all.active.keys().chain(all.at_rest.keys()).copied().collect();

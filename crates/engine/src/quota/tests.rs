@@ -177,6 +177,44 @@ fn owners_that_do_nothing_are_at_rest() {
     assert_eq!((q.owners().len(), q.active()), (10_001, 4));
 }
 
+/// Who gives a file to one owner after the other takes no memory for each of them; nothing of what they use is forgotten, with
+/// threads that charge some of them meanwhile.
+#[test]
+fn owners_without_limits_go_to_rest_again() {
+    let q = quotas();
+    q.set_limits(QuotaOwner::User(7), Some(1000), None);
+    let of = |uid| Owners { uid, gid: 100, project: 0 };
+    std::thread::scope(|s| {
+        for t in 0..4 {
+            let q = &q;
+            s.spawn(move || {
+                for n in 0..20_000 {
+                    let uid = 1000 + n * 4 + t;
+                    q.force(of(uid), 3, 1);
+                    q.give(of(uid), 2, 0);
+                    if n % 2 == 0 {
+                        q.give(of(uid), 1, 1);
+                    }
+                    // one that all of them charge, and one with a limit
+                    assert!(q.take(of(5), 1, 0, Force::None).is_ok());
+                    q.force(of(7), 0, 1);
+                }
+            });
+        }
+    });
+    assert!(q.active() <= 2 * 1024, "{} are active", q.active());
+    assert_eq!((used(&q, QuotaOwner::User(5)), used(&q, QuotaOwner::User(7))), ((80_000, 0), (0, 80_000)));
+    assert_eq!(used(&q, QuotaOwner::Group(100)), (40_000 + 80_000, 40_000 + 80_000));
+    for uid in (1000..81_000).step_by(977) {
+        let uses = u64::from((uid - 1000) / 4 % 2);
+        assert_eq!(used(&q, QuotaOwner::User(uid)), (uses, uses), "{uid}");
+    }
+    let those_that_use = q.owners().into_iter().filter(|o| used(&q, *o) != (0, 0)).count();
+    assert_eq!(those_that_use, 40_000 + 3);
+    assert!(q.owners().len() <= 40_000 + 3 + 2 * 1024, "{} are listed", q.owners().len());
+    assert!(q.take(of(7), 1001, 0, Force::None).is_err() && q.take(of(7), 1000, 0, Force::None).is_ok());
+}
+
 /// All owners are met one behind the other, each once, with a look at two of them at most for each.
 #[test]
 fn owners_are_listed_in_linear_time() {
