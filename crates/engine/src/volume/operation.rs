@@ -551,4 +551,57 @@ mod tests {
         std::panic::catch_unwind(|| as_the_last(|| panic!("on purpose"))).unwrap_err();
         assert!(!LAST.get());
     }
+
+    /// Operations that have begun, all of them, before the first one sees how much its inode takes: each change of one writes all of
+    /// its attributes again. Their commit has the blocks, or some are told that there is no room.
+    #[test]
+    fn many_inodes_of_long_attributes_change_at_once_while_nothing_is_free() {
+        const FILES: usize = 32;
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(16384));
+        let o = MkfsOptions { domains: Some(1), ..MkfsOptions::default() };
+        crate::mkfs::format(std::slice::from_ref(&device), &o).unwrap();
+        let v = mount(&device);
+        let node = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
+        let create = |name: &str| v.create(InodeNo::ROOT, name.as_bytes(), &node, &Cred::root()).unwrap().ino;
+        let long = |n: usize| {
+            let ino = create(&format!("{n}"));
+            v.setxattr(ino, b"user.long", &vec![n as u8; 60_000], XattrMode::Set).unwrap();
+            v.setxattr(ino, b"user.short", b"x", XattrMode::Set).unwrap();
+            v.sync().unwrap();
+            v.mounted().cell(ino).unwrap()
+        };
+        let all: Vec<_> = (0..FILES).map(long).collect();
+        let large = v.open(create("large")).unwrap();
+        for piece in [1 << 20, 4096] {
+            while v.append(&large, &vec![7; piece]).is_ok() {}
+        }
+        v.sync().unwrap();
+        let (held, go) = (std::sync::Barrier::new(FILES + 1), std::sync::Barrier::new(FILES + 1));
+        std::thread::scope(|s| {
+            for c in &all {
+                let (held, go) = (&held, &go);
+                s.spawn(move || {
+                    let _st = c.state.read();
+                    held.wait();
+                    go.wait();
+                });
+            }
+            held.wait();
+            let v = &v;
+            for c in &all {
+                s.spawn(move || match v.removexattr(c.ino, b"user.short") {
+                    Ok(()) | Err(Error::NoSpace) => {}
+                    Err(e) => panic!("{e}"),
+                });
+            }
+            // they have begun by then, or this test sees nothing
+            std::thread::sleep(std::time::Duration::from_millis(500));
+            go.wait();
+        });
+        v.sync().unwrap();
+        let removed = |c: &&Arc<Cell>| v.getxattr(c.ino, b"user.short").is_err();
+        assert!(all.iter().filter(removed).count() > 3);
+        drop((large, all));
+        v.unmount().unwrap();
+    }
 }
