@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import mmap
 import os
 import shutil
 import subprocess
@@ -152,6 +153,66 @@ def quota_answered_by_the_volume(volume, _top):
         quota(own, "set", *ME, "--space", str(100 * BLOCK))
         same(fills(own, "f", MIB * 4, 33 * BLOCK), (100 * BLOCK, errno.EDQUOT), "written, and the error")
         same(used(own, *ME), (100, 1), "used")
+
+
+@check(seconds=120)
+def quota_of_what_goes_past_the_cache(volume, _top):
+    """What the kernel's cache has accepted counts for who takes blocks past it: `fallocate`, O_DIRECT and `copy_file_range`. Root
+    has none of that limit."""
+    with volume_with(volume, "commit=300") as own:
+        quota(own, "set", *ME, "--space", str(300 * BLOCK))
+        with open(own.mnt / "source", "wb") as file:
+            file.write(b"s" * 200 * BLOCK)
+            os.fsync(file.fileno())
+        source = os.open(own.mnt / "source", os.O_RDONLY)
+
+        def allocate(fd):
+            os.posix_fallocate(fd, 0, 200 * BLOCK)
+
+        def direct(fd):
+            page = mmap.mmap(-1, 10 * BLOCK)
+            for _ in range(20):
+                os.write(fd, page)
+
+        def copy(fd):
+            done = 0
+            while done < 200 * BLOCK:
+                done += os.copy_file_range(source, fd, 200 * BLOCK - done, done, done)
+
+        # (two blocks are granted for each `write` of one: all of these beside each other)
+        for how, flags in (allocate, 0), (direct, os.O_DIRECT), (copy, 0):
+            with written_and_open(own.mnt / "f", 140):
+
+                def take(how=how, flags=flags):
+                    fd = os.open(own.mnt / "g", os.O_WRONLY | os.O_CREAT | flags, 0o666)
+                    with os.fdopen(fd, "wb", buffering=0), refused(errno.EDQUOT):
+                        how(fd)
+
+                as_nobody(take)
+            run("sync", "-f", own.mnt)
+            have, _ = used(own, *ME)
+            must(140 <= have <= 300, f"{how.__name__}: {have} blocks of 300")
+            for name in "f", "g":
+                os.unlink(own.mnt / name)
+        os.close(source)
+        with written_and_open(own.mnt / "f", 140), open(own.mnt / "g", "wb") as file:
+            os.chown(own.mnt / "g", NOBODY, NOBODY)
+            os.posix_fallocate(file.fileno(), 0, 200 * BLOCK)
+        run("sync", "-f", own.mnt)
+        same(used(own, *ME), (340, 2), "with what root took")
+        for name in "f", "g":
+            os.unlink(own.mnt / name)
+
+        def whole_limit():
+            page = mmap.mmap(-1, 10 * BLOCK)
+            with os.fdopen(os.open(own.mnt / "g", os.O_WRONLY | os.O_CREAT | os.O_DIRECT), "wb", buffering=0) as file:
+                for _ in range(30):
+                    same(os.write(file.fileno(), page), 10 * BLOCK, "written past the cache")
+                with refused(errno.EDQUOT):
+                    os.write(file.fileno(), page)
+
+        as_nobody(whole_limit)
+        same(used(own, *ME), (300, 1), "the limit")
 
 
 @check(seconds=120)

@@ -49,6 +49,8 @@ pub(crate) struct DirtyGrants(Mutex<Ledger, rank::Grants>);
 struct Ledger {
     /// Blocks that the kernel may hold, or be about to hold, of what was granted here.
     granted: u64,
+    /// Blocks that requests which are not written through the cache are taking: what they have by then counts twice.
+    taking: u64,
     /// Files that have some of them.
     promised: HashMap<u64, WireId>,
     /// By thread; of an unknown one by [`NAMELESS`] and the inode.
@@ -122,6 +124,7 @@ impl DirtyGrants {
         let writer = |&(key, id, blocks): &(u64, u64, u64)| (key, Writer { id: WireId(id), call: None, blocks, told });
         Self(Mutex::new(Ledger {
             granted: handed.granted,
+            taking: 0,
             promised: handed.promised.iter().map(|id| (WireId(*id).ino().0, WireId(*id))).collect(),
             writers: handed.writers.iter().map(writer).collect(),
             look_at: MANY,
@@ -139,13 +142,44 @@ impl DirtyGrants {
             l.forget_gone();
             l.look_at = 2 * l.writers.len();
         }
-        let granted = l.granted.checked_add(blocks).filter(|g| room() >= *g);
+        let taking = l.taking;
+        let granted = l.granted.checked_add(blocks).filter(|g| room() >= g.saturating_add(taking));
         tell(granted.unwrap_or(l.granted));
         let Some(granted) = granted else { return false };
         l.granted = granted;
         l.promised.insert(id.ino().0, id);
         l.writers.insert(asker.key(), Writer { id, call, blocks, told: Instant::now() });
         true
+    }
+
+    /// A request is about to take so many blocks past the cache: they are counted until [`Self::has_taken`], where they fit into
+    /// `room` beside what is granted, or nothing is, so that who counts them knows better. `of`: the thread whose call it is, where
+    /// the kernel has asked before that: what was granted then is taken now, and not by the cache.
+    pub fn take(&self, of: Option<Asker>, blocks: u64, room: impl FnOnce() -> u64) -> bool {
+        let mut l = self.0.lock();
+        let key = of.filter(|of| of.thread != 0).map(|of| of.key());
+        let of = of.map(|of| of.id);
+        let own = key.and_then(|key| l.writers.get(&key)).filter(|w| Some(w.id) == of).map_or(0, |w| w.blocks);
+        let (granted, taking) = (l.granted.saturating_sub(own), l.taking.saturating_add(blocks));
+        let fits = granted == 0 || room() >= granted.saturating_add(taking);
+        if fits {
+            (l.granted, l.taking) = (granted, taking);
+            if let Some(key) = key.filter(|_| own > 0) {
+                l.writers.remove(&key);
+            }
+        }
+        fits
+    }
+
+    /// The request is done.
+    pub fn has_taken(&self, blocks: u64) {
+        let mut l = self.0.lock();
+        l.taking = l.taking.saturating_sub(blocks);
+    }
+
+    /// Whether a request is taking some.
+    pub fn is_taking(&self) -> bool {
+        self.0.lock().taking > 0
     }
 
     /// The `write` of a thread that was granted blocks just now does not come.
@@ -276,6 +310,35 @@ mod tests {
         let w = a.write_back_seeing(seeing(|t| if t == 2 { Doing::Writing(None) } else { Doing::Other }));
         a.take_back(by(10, 2));
         assert_eq!(a.written_back(w), Left { blocks: 0, unseen: false });
+    }
+
+    #[test]
+    fn what_goes_past_the_cache_fits_beside_it() {
+        let a = DirtyGrants::default();
+        assert!(a.take(None, 500, || 100), "nothing is granted: who counts them tells");
+        assert!(a.is_taking() && !a.grant(by(10, 1), 1, || 100, drop));
+        a.has_taken(500);
+        assert!(!a.is_taking() && a.grant(by(10, 1), 60, || 100, drop));
+        assert!(
+            !a.take(None, 41, || 100)
+                && a.take(None, 40, || 100)
+                && !a.take(None, 1, || 100)
+                && !a.grant(by(10, 2), 1, || 100, drop)
+        );
+        a.has_taken(40);
+        assert!(a.grant(by(10, 2), 40, || 100, drop));
+        let w = a.write_back_seeing(seeing(|_| Doing::Other));
+        assert!(!a.take(None, 1, || 100));
+        assert_eq!(a.written_back(w).blocks, 0);
+        assert!(a.take(None, 1, || 0));
+        // what a thread was granted for the call that it takes them in is its own
+        a.has_taken(1);
+        assert!(a.grant(by(10, 1), 60, || 100, drop) && a.grant(by(11, 2), 40, || 100, drop));
+        assert!(!a.take(Some(by(11, 1)), 60, || 100) && !a.take(Some(by(10, 3)), 1, || 100), "another's");
+        assert!(!a.take(Some(by(10, 1)), 61, || 100) && a.take(Some(by(10, 1)), 60, || 100));
+        assert!(!a.take(Some(by(10, 1)), 1, || 100), "once");
+        a.has_taken(60);
+        assert!(a.grant(by(10, 1), 60, || 100, drop));
     }
 
     #[test]

@@ -227,12 +227,14 @@ pub(crate) struct Context<'c> {
     counted: Option<Counted<'c>>,
     /// Room was made for it.
     room: bool,
+    /// The same of the limits of its file's owners.
+    quota: bool,
 }
 
 impl<'c> Context<'c> {
     /// The answer goes to the device, or into the entry of a ring.
     pub fn new(channel: &'c Arc<Channel>, unique: u64, ticket: Option<&'c Ticket>) -> Self {
-        Self { channel, unique, ticket, counted: None, room: false }
+        Self { channel, unique, ticket, counted: None, room: false, quota: false }
     }
 
     /// It is counted there.
@@ -248,6 +250,16 @@ impl<'c> Context<'c> {
     /// Whether it is so.
     pub fn has_room(&self) -> bool {
         self.room
+    }
+
+    /// The file's owners may have what the request takes: see [`BraidFs::take_quota`].
+    pub fn with_quota(self) -> Self {
+        Self { quota: true, ..self }
+    }
+
+    /// Whether it is so.
+    pub fn has_quota(&self) -> bool {
+        self.quota
     }
 
     /// The request moved so many bytes of data.

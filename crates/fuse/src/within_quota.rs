@@ -15,8 +15,10 @@
 //! nothing, where the volume itself would take a part.
 
 use crate::channel::Channel;
-use crate::dirty_grants::{Asker, DirtyGrants, HandedGrants, LATELY};
+use crate::dirty_grants::{Asker, DirtyGrants, HandedGrants, LATELY, Left};
 use crate::fs::{BraidFs, Context, Waiting};
+pub(crate) mod taking;
+
 use crate::node::WireId;
 use crate::profile::Cache;
 use crate::request::{Outcome, Request};
@@ -44,6 +46,8 @@ const IN_FLIGHT: Duration = Duration::from_millis(100);
 
 type Ledgers = Mutex<HashMap<QuotaOwner, Arc<DirtyGrants>>, rank::QuotaGrants>;
 
+/// How long it waits for requests that take blocks past the cache, and count twice meanwhile.
+const TAKES: Duration = Duration::from_secs(10);
 /// What writers through the kernel's cache were granted, by owner.
 #[derive(Debug, Default)]
 pub(crate) struct QuotaGrants {
@@ -128,10 +132,8 @@ impl BraidFs {
         (self.vol.any_quotas() && requester::uid(req) == Some(0)).then(|| braidfs::forced(Force::User))
     }
 
-    /// GETATTR before a `write` through the cache: `None` where it may go on.
-    pub(crate) fn getattr_within_quota(&self, req: &Request<'_>, cx: &Context<'_>) -> Result<Option<Outcome>, Errno> {
-        let (id, thread) = (req.node(), req.head.pid);
-        let ino = id.ino();
+    /// Owners of a file to whose limits of space who asks is held: root to those of directories only.
+    fn holding_owners(&self, req: &Request<'_>, ino: InodeNo) -> Vec<QuotaOwner> {
         let mut owners = self.vol.limited_owners(ino);
         if owners.iter().any(|o| !matches!(o, QuotaOwner::Project(_))) && requester::uid(req) == Some(0) {
             owners.retain(|o| matches!(o, QuotaOwner::Project(_)));
@@ -139,6 +141,13 @@ impl BraidFs {
         if owners.is_empty() {
             return Ok(None);
         }
+        owners
+    }
+
+    /// GETATTR before a `write` through the cache: `None` where it may go on.
+    pub(crate) fn getattr_within_quota(&self, req: &Request<'_>, cx: &Context<'_>) -> Result<Option<Outcome>, Errno> {
+        let (id, thread) = (req.node(), req.head.pid);
+        let owners = self.holding_owners(req, id.ino());
         let seen = requester::doing(req);
         let need = match seen.doing {
             Doing::Other => return Ok(None),
@@ -178,19 +187,25 @@ impl BraidFs {
         }
     }
 
-    /// Has the kernel write back what was granted to the owners, and looks again. By the helper thread only.
-    fn fit_quota(&self, fit: Fit) {
-        let (mut blocks, mut unseen) = (0, false);
-        for owner in &fit.owners {
+    /// Has the kernel write back what was granted to the owners, and tells the most that one of them has left.
+    fn write_back_for(&self, owners: &[QuotaOwner], channel: &Channel) -> Left {
+        let mut most = Left { blocks: 0, unseen: false };
+        for owner in owners {
             let ledger = self.quota_grants.of(*owner);
             let writing = ledger.write_back(&self.looks);
-            writing.files.iter().for_each(|id| _ = self.drop_pages(*id, None, fit.later.channel()));
+            writing.files.iter().for_each(|id| _ = self.drop_pages(*id, None, channel));
             let left = ledger.written_back(writing);
-            (blocks, unseen) = (blocks.max(left.blocks), unseen | left.unseen);
+            most = Left { blocks: most.blocks.max(left.blocks), unseen: most.unseen | left.unseen };
         }
         self.end_removals(fit.later.channel());
         let ino = fit.asker.id.ino();
         // what the file has is known by now
+        most
+    }
+
+    /// Has the kernel write back what was granted to the owners, and looks again. By the helper thread only.
+    fn fit_quota(&self, fit: Fit) {
+        let Left { blocks, unseen } = self.write_back_for(&fit.owners, fit.later.channel());
         let need = fit.range.and_then(|(offset, len)| {
             let offset = offset.map_or_else(|| self.vol.getattr(ino).map(|a| a.size), Ok).ok()?;
             self.vol.new_blocks(ino, offset, len).ok()
@@ -208,8 +223,13 @@ impl BraidFs {
             // the domain may have little room besides
             return self.fit_room(fit.asker, fit.range, fit.doing, fit.later, fit.waiting);
         };
-        let patience = if unseen { LATELY + IN_FLIGHT } else { IN_FLIGHT };
-        if blocks > 0 && fit.since.elapsed() < patience {
+        let taking = fit.owners.iter().any(|owner| self.quota_grants.of(*owner).is_taking());
+        let patience = match unseen {
+            _ if taking => TAKES,
+            true => LATELY + IN_FLIGHT,
+            false => IN_FLIGHT,
+        };
+        if (blocks > 0 || taking) && fit.since.elapsed() < patience {
             std::thread::sleep(Duration::from_micros(500));
             // as above
             let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.fit_quota(fit)));

@@ -114,6 +114,12 @@ impl BraidFs {
                 Ok(taking) => taking,
                 Err(handled) => return handled,
             };
+            // (any other holds pages of the kernel until it is answered)
+            let range = (arg.offset, if direct { data.len() as u64 } else { 0 });
+            let _quota = match self.take_quota(req, opened.ino(), range, cx) {
+                Ok(taking) => taking,
+                Err(handled) => return handled,
+            };
             if direct {
                 self.note_past_cache(&opened);
             }
@@ -257,6 +263,11 @@ impl BraidFs {
             FallocMode::ZeroRange { .. } => blocks_to_zero(arg.length, new()?),
             _ => 0,
         };
+        let range = (arg.offset, if need > 0 { arg.length } else { 0 });
+        let _quota = match self.take_quota(req, opened.ino(), range, cx) {
+            Ok(taking) => taking,
+            Err(handled) => return handled,
+        };
         let _taking = match self.take_room(req, opened.ino(), need, cx) {
             Ok(taking) => taking,
             Err(handled) => return handled,
@@ -349,6 +360,10 @@ impl BraidFs {
         let len = arg.len.min(COPY_BYTES).min(size_of(&from)?.saturating_sub(arg.off_in));
         let len = whole_pages(arg.off_out, len, size_of(&to)?)?;
         let need = self.vol.blocks_to_write(to.ino(), arg.off_out, len).map_err(errno)?;
+        let _quota = match self.take_quota(req, to.ino(), (arg.off_out, len), cx) {
+            Ok(taking) => taking,
+            Err(handled) => return handled,
+        };
         let _taking = match self.take_room(req, to.ino(), need, cx) {
             Ok(taking) => taking,
             Err(handled) => return handled,

@@ -1,0 +1,99 @@
+//! Requests that take blocks of an owner with a limit past the kernel's cache: FALLOCATE, COPY_FILE_RANGE, direct WRITEs. The volume
+//! itself holds them to the limit, but does not know of what the kernel was granted ([`super`]): that was accepted before.
+//!
+//! They go on at once where the owner has so much beside what was granted, or nothing was. Else the helper thread has that
+//! written back first, as before a `write` that does not fit; then the volume tells what they may have, but for threads that are
+//! in the midst of a `write` still, others than its own: the kernel asks before a direct write, too. Who runs is counted ([`TakingQuota`]), as with room ([`crate::room::beside`]).
+
+use super::*;
+use crate::abi::op;
+use crate::fs::{MAX_IO_BYTES, errno};
+use crate::request::{Answer, Handled, OwnedRequest};
+
+/// Blocks that a request takes of owners, until this is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct TakingQuota {
+    of: Vec<Arc<DirtyGrants>>,
+    blocks: u64,
+}
+
+impl Drop for TakingQuota {
+    fn drop(&mut self) {
+        self.of.iter().for_each(|ledger| ledger.has_taken(self.blocks));
+    }
+}
+
+/// A request for which an owner has too little beside what the kernel was granted.
+struct Beside {
+    owners: Vec<QuotaOwner>,
+    /// Of a WRITE, whose thread the kernel may have asked for.
+    of: Option<Asker>,
+    need: u64,
+    req: OwnedRequest,
+    later: Later,
+    since: Instant,
+    _waiting: Waiting,
+}
+
+impl BraidFs {
+    /// Lets a request write a range of a file past the cache, where the owners may have the blocks that this adds beside what the
+    /// kernel was granted. Else how it goes on: the helper thread has that written back first, and has the request handled again.
+    pub(crate) fn take_quota(
+        &self,
+        req: &Request<'_>,
+        ino: InodeNo,
+        (offset, len): (u64, u64),
+        cx: &Context<'_>,
+    ) -> Result<TakingQuota, Handled> {
+        if len == 0 || cx.has_quota() || !self.asks_for_quota(ino) {
+            return Ok(TakingQuota::default());
+        }
+        let need = self.vol.new_blocks(ino, offset, len).map_err(|e| Err(errno(e)))?;
+        let owners = if need == 0 { Vec::new() } else { self.holding_owners(req, ino) };
+        let asker = || Asker { id: req.node(), thread: req.head.pid, call: None };
+        let of = (req.head.opcode == op::WRITE).then(asker);
+        let refused = match self.take_of_owners(&owners, of, need) {
+            Ok(taking) => return Ok(taking),
+            Err(refused) => refused,
+        };
+        let Some(waiting) = self.let_wait(false) else { return Err(Err(refusal(refused))) };
+        let (req, later) = (req.detach(), cx.later());
+        let beside = Beside { owners, of, need, req, later, since: Instant::now(), _waiting: waiting };
+        // A job that cannot be handed over is dropped, and answers EIO.
+        let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.take_quota_beside(beside)));
+        Err(Ok(Outcome::Deferred))
+    }
+
+    /// Takes blocks of all owners, or names the first one that has too few beside what the kernel was granted.
+    fn take_of_owners(&self, owners: &[QuotaOwner], of: Option<Asker>, blocks: u64) -> Result<TakingQuota, QuotaOwner> {
+        let mut taking = TakingQuota { of: Vec::new(), blocks };
+        for owner in owners {
+            let ledger = self.quota_grants.of(*owner);
+            if !ledger.take(of, blocks, || self.vol.quota_left(*owner).unwrap_or(u64::MAX)) {
+                return Err(*owner);
+            }
+            taking.of.push(ledger);
+        }
+        Ok(taking)
+    }
+
+    /// Has the kernel write back what it was granted, and the request handled; or goes on with that when other work of the helper
+    /// thread is done, which calls this only.
+    fn take_quota_beside(&self, b: Beside) {
+        let left = self.write_back_for(&b.owners, b.later.channel());
+        match self.take_of_owners(&b.owners, b.of, b.need) {
+            Ok(_taking) => {
+                let (req, later) = (b.req.get(), b.later);
+                let mut out = Answer::new(MAX_IO_BYTES as usize);
+                let handled = self.handle(&req, &mut out, &later.context().with_quota());
+                self.answer_later(&req, handled, later, &mut out);
+            }
+            Err(_) if b.since.elapsed() < if left.unseen { LATELY + IN_FLIGHT } else { IN_FLIGHT } => {
+                std::thread::sleep(Duration::from_micros(500));
+                // as above
+                let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.take_quota_beside(b)));
+            }
+            Err(refused) => b.later.done(Err(refusal(refused))),
+        }
+    }
+}
