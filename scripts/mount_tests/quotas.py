@@ -216,6 +216,36 @@ def quota_of_what_goes_past_the_cache(volume, _top):
 
 
 @check(seconds=120)
+def quota_of_a_file_that_is_open(volume, _top):
+    """With OPEN, too, a file that is open for writing when its owner gets a limit is held to it while it stays open; and where the
+    limit is a soft one whose grace ends."""
+    with volume_with(volume, "fileflags", "commit=300") as own:
+
+        fd = os.open(own.mnt / "f", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        os.chown(fd, NOBODY, NOBODY)
+
+        def append(blocks):
+            done = 0
+            try:
+                while done < blocks:
+                    os.write(fd, b"o" * BLOCK)
+                    done += 1
+            except OSError as error:
+                return done, error.errno
+            return done, 0
+
+        same(as_nobody(lambda: append(100)), (100, 0), "without a limit")
+        quota(own, "set", *ME, "--space", str(300 * BLOCK))
+        same(as_nobody(lambda: append(1000)), (200, errno.EDQUOT), "written, and the error")
+        run("sync", "-f", own.mnt)
+        same(used(own, *ME), (300, 1), "used")
+        quota(own, "set", *ME, "--space", "none", "--soft-space", str(100 * BLOCK), "--grace", "1s")
+        wait_for("the end of the grace", lambda: quota(own, "show", *ME)["grace_is_over"], 20)
+        wait_for("a write to be refused", lambda: as_nobody(lambda: append(1)) == (0, errno.EDQUOT), 20)
+        os.close(fd)
+
+
+@check(seconds=120)
 def quota_with_opens_and_times(volume, _top):
     """With OPEN a file with a limited owner is written past the kernel's cache, which sends the time of before with a rename: the
     volume keeps that of the last write. `stat` shows it when the file is closed."""

@@ -149,6 +149,8 @@ struct Asks {
     ino: InodeNo,
     /// As in [`Fit`].
     range: Option<WriteRange>,
+    /// Who was granted it within its owner's limits, which it gives back where it is refused.
+    asker: Option<Asker>,
     later: Later,
     since: Instant,
     _waiting: Waiting,
@@ -658,10 +660,23 @@ impl BraidFs {
             return Ok(Outcome::Reply);
         }
         let Some(waiting) = self.let_wait(false) else { return self.getattr_of_one_of_many(id, &attr, out) };
-        let asks = Asks { ino, range, later: cx.later(), since: Instant::now(), _waiting: waiting };
+        let asks = Asks { ino, range, asker: None, later: cx.later(), since: Instant::now(), _waiting: waiting };
         // A job that cannot be handed over is dropped, and answers EIO.
         let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.make_promise(asks)));
         Ok(Outcome::Deferred)
+    }
+
+    /// [`Self::fit_room`] on a mount with OPEN. By the helper thread only.
+    pub(crate) fn fit_promise(&self, asker: Asker, range: Option<WriteRange>, later: Later, waiting: Waiting) {
+        let ino = asker.id.ino();
+        if !self.is_tight(ino) || self.promise(ino) {
+            return self.let_write(asker, later);
+        }
+        if self.has_its_blocks(ino, range) {
+            self.promise_all(ino);
+            return self.let_write(asker, later);
+        }
+        self.make_promise(Asks { ino, range, asker: Some(asker), later, since: Instant::now(), _waiting: waiting });
     }
 
     /// Promises a file room when the kernel has written back what was promised before, on a mount with OPEN. By the helper thread
@@ -670,8 +685,7 @@ impl BraidFs {
         let (ino, domain) = (asks.ino, self.domain_index(asks.ino));
         // as in `make_fit`
         if self.vol.claim_room(ino, self.enough(ino)).is_ok() && self.promise(ino) {
-            self.tell_attr(ino, asks.later);
-            return;
+            return self.let_go_on(asks);
         }
         if let Some(d) = domain {
             self.restrict_again(d);
@@ -687,8 +701,7 @@ impl BraidFs {
             }
         };
         if promise() {
-            self.tell_attr(ino, asks.later);
-            return;
+            return self.let_go_on(asks);
         }
         let waits = |asks: Asks| {
             std::thread::sleep(Duration::from_micros(500));
@@ -701,11 +714,20 @@ impl BraidFs {
         match self.find_room(ino, want, asks.later.channel()) {
             Ok(_) if promise() || self.has_its_blocks(ino, asks.range) => {
                 self.promise_all(ino);
-                self.tell_attr(ino, asks.later);
+                self.let_go_on(asks);
             }
             Ok(room) if room >= want && self.is_taking(domain, asks.since) => waits(asks),
-            Ok(_) => asks.later.done(Err(Errno::NOSPC)),
-            Err(e) => asks.later.done(Err(errno(e))),
+            refused => {
+                asks.asker.into_iter().for_each(|asker| self.take_quota_back(asker));
+                asks.later.done(Err(refused.map_or_else(errno, |_| Errno::NOSPC)));
+            }
+        }
+    }
+
+    fn let_go_on(&self, asks: Asks) {
+        match asks.asker {
+            Some(asker) => self.let_write(asker, asks.later),
+            None => _ = self.tell_attr(asks.ino, asks.later),
         }
     }
 

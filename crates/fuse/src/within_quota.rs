@@ -4,7 +4,10 @@
 //! kernel asks (GETATTR with the flag of a handle) before each `write`, as in a domain with little room ([`crate::room`]). What
 //! is granted there counts for the owner until the kernel has written it back ([`crate::dirty_grants`], one ledger for each
 //! owner). What does not fit beside that has the kernel write it back first; then it is known which blocks of the file are new,
-//! and that is what decides. On a mount with OPEN such files are opened write-through instead, and the volume answers.
+//! and that is what decides. On a mount with OPEN such files are opened write-through instead, and the volume answers; for one that
+//! was open when the limit came the kernel asks as on other mounts.
+//!
+//! FALLOCATE, COPY_FILE_RANGE and direct WRITEs take blocks beside what was granted ([`taking`]).
 //!
 //! **Soft limits.** The volume itself holds an owner to its soft limit when the grace is over. That is seen at the next request
 //! that takes room ([`BraidFs::watch_quotas`]): what the kernel takes until it writes something back goes beyond the limit.
@@ -14,11 +17,11 @@
 //! [`PIPE_BLOCKS`]. A `write` through the cache that does not fit takes
 //! nothing, where the volume itself would take a part.
 
+pub(crate) mod taking;
+
 use crate::channel::Channel;
 use crate::dirty_grants::{Asker, DirtyGrants, HandedGrants, LATELY, Left};
 use crate::fs::{BraidFs, Context, Waiting};
-pub(crate) mod taking;
-
 use crate::node::WireId;
 use crate::profile::Cache;
 use crate::request::{Outcome, Request};
@@ -43,11 +46,11 @@ const PIPE_BLOCKS: u64 = 17;
 const MOST_BLOCKS: u64 = 1 << 18;
 /// How long a `write` that does not fit waits for others that are under way.
 const IN_FLIGHT: Duration = Duration::from_millis(100);
+/// How long it waits for requests that take blocks past the cache, and count twice meanwhile.
+const TAKES: Duration = Duration::from_secs(10);
 
 type Ledgers = Mutex<HashMap<QuotaOwner, Arc<DirtyGrants>>, rank::QuotaGrants>;
 
-/// How long it waits for requests that take blocks past the cache, and count twice meanwhile.
-const TAKES: Duration = Duration::from_secs(10);
 /// What writers through the kernel's cache were granted, by owner.
 #[derive(Debug, Default)]
 pub(crate) struct QuotaGrants {
@@ -138,9 +141,6 @@ impl BraidFs {
         if owners.iter().any(|o| !matches!(o, QuotaOwner::Project(_))) && requester::uid(req) == Some(0) {
             owners.retain(|o| matches!(o, QuotaOwner::Project(_)));
         }
-        if owners.is_empty() {
-            return Ok(None);
-        }
         owners
     }
 
@@ -148,6 +148,9 @@ impl BraidFs {
     pub(crate) fn getattr_within_quota(&self, req: &Request<'_>, cx: &Context<'_>) -> Result<Option<Outcome>, Errno> {
         let (id, thread) = (req.node(), req.head.pid);
         let owners = self.holding_owners(req, id.ino());
+        if owners.is_empty() {
+            return Ok(None);
+        }
         let seen = requester::doing(req);
         let need = match seen.doing {
             Doing::Other => return Ok(None),
@@ -197,15 +200,15 @@ impl BraidFs {
             let left = ledger.written_back(writing);
             most = Left { blocks: most.blocks.max(left.blocks), unseen: most.unseen | left.unseen };
         }
-        self.end_removals(fit.later.channel());
-        let ino = fit.asker.id.ino();
-        // what the file has is known by now
         most
     }
 
     /// Has the kernel write back what was granted to the owners, and looks again. By the helper thread only.
     fn fit_quota(&self, fit: Fit) {
         let Left { blocks, unseen } = self.write_back_for(&fit.owners, fit.later.channel());
+        self.end_removals(fit.later.channel());
+        let ino = fit.asker.id.ino();
+        // what the file has is known by now
         let need = fit.range.and_then(|(offset, len)| {
             let offset = offset.map_or_else(|| self.vol.getattr(ino).map(|a| a.size), Ok).ok()?;
             self.vol.new_blocks(ino, offset, len).ok()
@@ -221,6 +224,9 @@ impl BraidFs {
         };
         let Err(refused) = granted else {
             // the domain may have little room besides
+            if self.negotiated.opens() {
+                return self.fit_promise(fit.asker, fit.range, fit.later, fit.waiting);
+            }
             return self.fit_room(fit.asker, fit.range, fit.doing, fit.later, fit.waiting);
         };
         let taking = fit.owners.iter().any(|owner| self.quota_grants.of(*owner).is_taking());

@@ -37,11 +37,17 @@ impl BraidFs {
                 return self.getattr_of_writer(req, out, cx);
             }
         } else if arg.getattr_flags & abi::GETATTR_FH != 0
-            && (self.is_tight(id.ino()) || self.flagged.is_immutable(id.ino()))
+            && (self.is_tight(id.ino()) || self.flagged.is_immutable(id.ino()) || self.asks_for_quota(id.ino()))
             && self.may_write_cached(id, arg.fh)
         {
             if self.flagged.is_immutable(id.ino()) && requester::is_writing(req) {
                 return Err(Errno::PERM);
+            }
+            // it was opened before its owner had a limit
+            if self.asks_for_quota(id.ino())
+                && let Some(outcome) = self.getattr_within_quota(req, cx)?
+            {
+                return Ok(outcome);
             }
             if self.is_tight(id.ino()) {
                 return self.getattr_of_writer(req, out, cx);
