@@ -16,11 +16,11 @@
 //!   each `write`, as in a tight domain ([`crate::room`]), and that request waits for as many bytes as the call is seen to
 //!   write ([`requester::doing`]). When the pages come they are paid for.
 //! - times that the flusher writes back, by SETATTR, which it waits for.
-//! - changes of size, by SETATTR: the kernel writes back no page of the file meanwhile, and `sync` would wait for these.
+//! - changes of size, by SETATTR or an OPEN with O_TRUNC: the kernel writes back no page of the file meanwhile, and `sync` would wait for these.
 //! - RENAME: the kernel holds a lock of the whole mount meanwhile, where the directories are two.
 //! - SYNCFS, which is everybody's.
 //!
-//! What looks something up waits for no device, and where the tenant's processor time is limited for [`LOOKS_WAIT`] at most: the
+//! What looks something up, opens it, or asks by ioctl, waits for no device, and where the tenant's processor time is limited for [`LOOKS_WAIT`] at most: the
 //! kernel looks names up under the lock of a RENAME, too. Listings wait for that as what holds a lock.
 //!
 //! **How many.** The kernel hands out only so many requests that nobody in the kernel waits for by itself, and neither
@@ -37,6 +37,7 @@ use crate::abi::{self, fattr, op};
 use crate::channel::Channel;
 use crate::fs::{BraidFs, CONGESTED, Context, MAX_IO_BYTES};
 use crate::node::WireId;
+use crate::ops::sets_flags;
 use crate::request::{Answer, Handled, Outcome, OwnedRequest, Request};
 use crate::requester::{self, Doing};
 use crate::room::tell_until_known;
@@ -345,7 +346,10 @@ impl BraidFs {
             }
             op::GETATTR => self.asks_before_write(req).or_else(|| self.looks(node)),
             op::READDIR | op::READDIRPLUS => self.is_timed(node).then(|| Asks::locked(node, Demand::read(0))),
-            op::LOOKUP | op::GETXATTR | op::LISTXATTR | op::READLINK | op::STATX => self.looks(node),
+            op::OPEN if req.arg::<abi::OpenIn>().ok()?.flags & libc::O_TRUNC as u32 != 0 => None,
+            op::IOCTL if sets_flags(req.arg::<abi::IoctlIn>().ok()?.cmd) => change(),
+            op::LOOKUP | op::GETXATTR | op::LISTXATTR | op::READLINK | op::STATX | op::STATFS => self.looks(node),
+            op::OPEN | op::OPENDIR | op::IOCTL => self.looks(node),
             _ => None,
         }
     }

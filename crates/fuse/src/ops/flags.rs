@@ -73,7 +73,7 @@ impl BraidFs {
             STATS => return self.stats_ioctl(&arg, out),
             SAMPLE => return self.sample_ioctl(req, &arg, input, out),
             TENANT => return self.tenant_ioctl(req, (id, node), &arg, input, cx),
-            QUOTA => return self.quota_ioctl(req, node, &arg, input, cx),
+            QUOTA => return self.quota_ioctl(req, node, (&arg, input), out, cx),
             DEFRAG => return self.defrag_ioctl(req, &arg, input, cx),
             RESIZE => return self.resize_ioctl(req, &arg, input, cx),
             UPGRADE => return self.upgrade_ioctl(req, &arg, input, cx),

@@ -1,12 +1,13 @@
 //! Limits of users, groups and directories of the mounted volume, see [`crate::control::quota_set`].
 //!
-//! A call may count all inodes, walk a tree and waits for the device, so that a thread of its own does it.
+//! A call that changes limits may count all inodes, walk a tree and waits for the device, so that a thread of its own does it.
 
 use crate::abi;
 use crate::control::{QUOTA_DIRECTORY, QUOTA_GROUP, QUOTA_TEXT, QUOTA_USER, QuotaArg, QuotaCall};
 use crate::fs::{BraidFs, Context};
 use crate::ops::aside::short;
-use crate::request::{Handled, Request};
+use crate::ops::flags::ioctl_out;
+use crate::request::{Answer, Handled, Outcome, Request};
 use crate::requester;
 use braidfs::{Error, InodeNo, Quota, QuotaOwner, Volume};
 use rustix::io::Errno;
@@ -18,8 +19,8 @@ impl BraidFs {
         &self,
         req: &Request<'_>,
         node: InodeNo,
-        arg: &abi::IoctlIn,
-        input: &[u8],
+        (arg, input): (&abi::IoctlIn, &[u8]),
+        out: &mut Answer,
         cx: &Context<'_>,
     ) -> Handled {
         let (mut said, _) = QuotaArg::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
@@ -27,20 +28,15 @@ impl BraidFs {
         if changes {
             requester::of_server(req)?;
         }
+        if said.asks() == QuotaCall::Show as u32 || said.asks() == QuotaCall::Next as u32 {
+            // It looks at memory only, and anybody may ask: the time is that of the domain that it is asked on.
+            tell(&self.vol, node, &mut said);
+            ioctl_out(out, arg.out_size as usize, &said)?;
+            return Ok(Outcome::Reply);
+        }
         let (channel, jobs) = (cx.channel.clone(), self.jobs.clone());
         self.ioctl_aside_later("fuse-quota", arg, cx, move |vol, reply| {
-            match carry_out(&vol, node, &said) {
-                Ok(q) => {
-                    said.errno = 0;
-                    if let Some(q) = q {
-                        said.tell(&q);
-                    }
-                }
-                Err(e) => {
-                    said.errno = e.errno().unsigned_abs();
-                    said.text = short::<QUOTA_TEXT>(&e.to_string());
-                }
-            }
+            tell(&vol, node, &mut said);
             drop(vol);
             if changes && said.errno == 0 {
                 // Not sent only where the mount is ending, which has the kernel write back all.
@@ -52,6 +48,22 @@ impl BraidFs {
                 reply.send(Ok(said));
             }
         })
+    }
+}
+
+/// Carries out what is asked, and notes the answer.
+fn tell(vol: &Volume, node: InodeNo, said: &mut QuotaArg) {
+    match carry_out(vol, node, said) {
+        Ok(q) => {
+            said.errno = 0;
+            if let Some(q) = q {
+                said.tell(&q);
+            }
+        }
+        Err(e) => {
+            said.errno = e.errno().unsigned_abs();
+            said.text = short::<QUOTA_TEXT>(&e.to_string());
+        }
     }
 }
 
