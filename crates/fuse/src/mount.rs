@@ -199,11 +199,15 @@ impl Mount {
     /// it cannot have another one mounted over (root's mounts only; others mount on what is their own).
     pub fn on(cfg: &MountConfig, dir: Option<BorrowedFd<'_>>) -> io::Result<(Self, OwnedFd)> {
         cfg.profile.check(cfg)?;
-        let point = cfg.mountpoint.canonicalize()?;
-        if !point.is_dir() {
+        let opened = dir.map(|dir| PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())));
+        // of one that is open it is asked where it is, and not once more what has its name
+        let point = match &opened {
+            Some(dir) => std::fs::read_link(dir)?,
+            None => cfg.mountpoint.canonicalize()?,
+        };
+        if !opened.as_ref().unwrap_or(&point).is_dir() {
             return Err(Errno::NOTDIR.into());
         }
-        let opened = dir.map(|dir| PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())));
         let fd = match rustix::process::geteuid().is_root() {
             true => mount_direct(cfg, opened.as_ref().unwrap_or(&point))?,
             false => mount_helped(cfg, &point)?,

@@ -32,7 +32,7 @@ use crate::serve::READAHEAD_KIB;
 use crate::session::{self, run_aside};
 use crate::transport::Transport;
 use braidfs::{InodeNo, Volume};
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
+use rustix::fs::{Mode, OFlags, ResolveFlags, fstat, openat2};
 use rustix::io::Errno;
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
@@ -80,17 +80,22 @@ pub(crate) fn mount(all: &Arc<Connections>, name: &str, point: &Path, how: Tenan
     let tenant = there()?;
     let root = fs.vol.getattr(tenant.root).map_err(|e| e.to_string())?;
     // without one it is mounted on its own directory
-    let at_home = point.as_os_str().is_empty();
-    let point = &match at_home {
-        true => config.mountpoint.join(place_of(&fs.vol, tenant.root).ok_or("its directory cannot be found")?.0),
-        false => point.to_path_buf(),
+    let home = match point.as_os_str().is_empty() {
+        true => Some(place_of(&fs.vol, tenant.root).ok_or("its directory cannot be found")?.0),
+        false => None,
     };
-    if let Some(dead) = dead_at(point)
+    let real = |path: &Path| path.canonicalize().map_err(|e| format!("{}: {e}", path.display()));
+    // whose directories lie above its own may put a link there at any time: no link of the volume is followed
+    let point = match &home {
+        Some(place) => real(&config.mountpoint)?.join(place),
+        None => point.to_path_buf(),
+    };
+    if let Some(dead) = dead_at(&point)
         && !dead.detach().map_err(|e| e.to_string())?
     {
         return Err(format!("{}: somebody mounts there at the same time", point.display()));
     }
-    let point = point.canonicalize().map_err(|e| format!("{}: {e}", point.display()))?;
+    let point = if home.is_some() { point } else { real(&point)? };
     let own = Arc::new(Connection::new(WireId::of(&root), tenant.domain, tenant.name, point));
     all.begin(&own)?;
     // from here on nobody removes it, but before somebody may have
@@ -99,7 +104,7 @@ pub(crate) fn mount(all: &Arc<Connections>, name: &str, point: &Path, how: Tenan
         _ => Err(format!("tenant {name} was removed meanwhile, and there is another one")),
     });
     let mounted = same.and_then(|()| forget_below(all, &fs, &own, &config)).and_then(|()| {
-        let home = if at_home { Some(open_home(&own)?) } else { None };
+        let home = home.map(|place| open_home(&config.mountpoint, &place, own.root.ino())).transpose()?;
         start(all, &fs, &own, &config, how, home)
     });
     if mounted.is_err() {
@@ -230,15 +235,20 @@ fn place_of(vol: &Volume, dir: InodeNo) -> Option<(PathBuf, InodeNo)> {
     Some((path, above?))
 }
 
-/// The tenant's own directory, to be mounted on: no symbolic link that somebody has put above it meanwhile.
-fn open_home(own: &Connection) -> Result<OwnedFd, String> {
-    let text = |e: Errno| format!("{}: {e}", own.point.display());
+/// The tenant's own directory, to be mounted on: the one of this number at this place of the volume that is mounted on `top`,
+/// and none that a symbolic link, or another mount, has put there meanwhile.
+fn open_home(top: &Path, place: &Path, root: InodeNo) -> Result<OwnedFd, String> {
+    let text = |e: Errno| format!("{}: {e}", top.join(place).display());
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let home = openat2(CWD, &own.point, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS).map_err(text)?;
-    if rustix::fs::fstat(&home).map_err(text)?.st_ino == own.root.ino().0 {
+    let top_dir = rustix::fs::open(top, flags, Mode::empty()).map_err(text)?;
+    let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    let home = openat2(&top_dir, place, flags, Mode::empty(), within).map_err(text)?;
+    let (above, found) = (fstat(&top_dir).map_err(text)?, fstat(&home).map_err(text)?);
+    // numbers of inodes are of one file system each
+    if (found.st_dev, found.st_ino) == (above.st_dev, root.0) {
         Ok(home)
     } else {
-        Err(format!("{}: another directory is there meanwhile", own.point.display()))
+        Err(format!("{}: another directory is there meanwhile", top.join(place).display()))
     }
 }
 
@@ -372,3 +382,30 @@ fn over(all: &Connections, fs: Arc<BraidFs>, own: &Arc<Connection>, channel: Arc
 
 /// Of a connection whose channel is the last: this one's, the list's and its copy's, the channel's.
 const OWNERS: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{MetadataExt, symlink};
+
+    #[test]
+    fn no_link_is_followed_to_the_directory_of_a_tenant() {
+        let top = tempfile::tempdir().unwrap();
+        let path = |name: &str| top.path().join(name);
+        std::fs::create_dir_all(path("a/tenant")).unwrap();
+        symlink("a", path("link")).unwrap();
+        symlink("tenant", path("a/also")).unwrap();
+        symlink("/", path("out")).unwrap();
+        let number = InodeNo(std::fs::metadata(path("a/tenant")).unwrap().ino());
+        let open = |place: &str, number| open_home(top.path(), Path::new(place), number).map(|_| ());
+        assert_eq!(open("a/tenant", number), Ok(()));
+        assert!(open("a/tenant", InodeNo(number.0 + 1)).is_err_and(|e| e.contains("another directory")));
+        for place in ["link/tenant", "a/also", "a/../a/tenant/../../..", "out", "gone"] {
+            open(place, number).unwrap_err();
+        }
+        // of another file system the same number means nothing
+        let proc = Path::new("/");
+        let number = InodeNo(std::fs::metadata("/proc/sys").unwrap().ino());
+        assert!(open_home(proc, Path::new("proc/sys"), number).is_err());
+    }
+}
