@@ -59,7 +59,7 @@ enum Call {
     Set {
         #[command(flatten)]
         whose: Whose,
-        /// Most space: 64M, 10G, or none
+        /// Most space: 64M, 10G, or none. Files up to 3400 bytes and attributes take none of it: set --inodes, too
         #[arg(long, value_parser = parse, value_name = "SIZE")]
         space: Option<Limit>,
         /// Space that may be exceeded for a while only
