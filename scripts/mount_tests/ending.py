@@ -13,7 +13,7 @@ from fslib import fork_for, run, wait_for
 from mount_tests.common import check, daemon_only, must, root_only, same, write_synced
 from mount_tests.guard import PTRACE_DETACH, ptrace, stop, threads_named
 from mount_tests.helpers import small_volume
-from mount_tests.upgrade import mounted, on_a_small_disk
+from mount_tests.upgrade import fill_up, mounted, on_a_small_disk
 
 # The kernel tells the server of no sync, and the server commits by itself much later.
 LATE = "fuseblk=never,commit=300,transport=dev"
@@ -82,9 +82,7 @@ def an_unmount_that_lost_the_last_writes_says_so(volume, _top):
         write_synced(v.mnt / "kept", b"synced")
         for n in range(1000):
             (v.mnt / f"{n:0200}").write_text("x")
-        with contextlib.suppress(OSError), open(full / "fill", "wb", buffering=0) as filler:
-            while True:
-                filler.write(b"f" * 4096)
+        fill_up(full)
         code, said = run(v.binary, "umount", v.mnt, ok=None)
         same(code, 32, f"exit code: {said}")
         must("not closed properly" in said and "may be lost" in said and "braidfs fsck" in said, said)

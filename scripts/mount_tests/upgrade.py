@@ -913,6 +913,13 @@ def on_a_small_disk(v, stack):
     return full, image
 
 
+def fill_up(full):
+    """Takes all that is left in such a directory, by the file `fill`."""
+    with contextlib.suppress(OSError), open(full / "fill", "wb", buffering=0) as file:
+        while True:
+            file.write(b"f" * 4096)
+
+
 def tell_while_it_is_handed_over(v, *told):
     """Signals these processes while the new one is stopped, which goes on then."""
     v.point.write_text("new-given stop")
@@ -941,9 +948,7 @@ def a_device_that_takes_nothing_more(volume, _top):
         run(v.binary, "mount", "-o", "transport=dev,commit=300", image, v.mnt)
         stack.callback(v.force_down)
         write_synced(v.mnt / "f", b"x")
-        with contextlib.suppress(OSError), open(full / "fill", "wb", buffering=0) as file:
-            while True:
-                file.write(b"f" * 65536)
+        fill_up(full)
         serving = server(v)
         text = upgrade(v, ok=(BACK,))[1]
         must("cannot be made durable" in text, text)
@@ -974,9 +979,7 @@ def a_volume_that_cannot_be_closed(volume, _top):
             os.rename(v.mnt / "f", v.mnt / "g")
             for n in range(1000):
                 (v.mnt / f"{n:0200}").write_text("x")
-            with contextlib.suppress(OSError), open(full / "fill", "wb", buffering=0) as filler:
-                while True:
-                    filler.write(b"f" * 4096)
+            fill_up(full)
             for pid in v.daemons():
                 os.kill(pid, signal.SIGCONT)
             text = command.communicate(timeout=60)[1]

@@ -169,11 +169,7 @@ impl BraidFs {
             return Ok(outcome);
         }
         let handled = self.handle(req, out, cx);
-        // Not whether FORGETs are due now: the last one may have been served since this request looked for room.
-        if handled == Err(Errno::NOSPC) {
-            self.refused_for_room();
-        }
-        if !matches!(handled, Err(Errno::NOSPC | Errno::DQUOT)) || !self.vol.removed_lately(LATELY) {
+        if !self.may_fit_later(handled) {
             return handled;
         }
         if handled == Err(Errno::DQUOT) {
@@ -188,6 +184,15 @@ impl BraidFs {
             Some(outcome) => Ok(outcome),
             None => self.handle_after_forgets(req, out, cx),
         }
+    }
+
+    /// Whether what became of a request may be another once FORGETs have given back what was removed lately. Not whether some are due
+    /// now: the last one may have been served since this request looked for room.
+    fn may_fit_later(&self, handled: Handled) -> bool {
+        if handled == Err(Errno::NOSPC) {
+            self.refused_for_room();
+        }
+        matches!(handled, Err(Errno::NOSPC | Errno::DQUOT)) && self.vol.removed_lately(LATELY)
     }
 
     /// Handles a request again on its serving thread, once all removals have ended that are about to.
@@ -241,10 +246,7 @@ impl BraidFs {
     ) -> Handled {
         let _spending = self.spend(req.node());
         let handled = self.handle(req, out, cx);
-        if handled == Err(Errno::NOSPC) {
-            self.refused_for_room();
-        }
-        if !matches!(handled, Err(Errno::NOSPC | Errno::DQUOT)) || !self.vol.removed_lately(LATELY) {
+        if !self.may_fit_later(handled) {
             return handled;
         }
         if handled == Err(Errno::DQUOT) {
