@@ -338,6 +338,12 @@ impl Durability {
         self.after = self.after.max(tx);
     }
 
+    /// An fsync has given the inode's records to nobody but this transaction, which writes it: what they bring counts as written, and
+    /// data without checksums may be on the device, or not. A later record would lack the one and vouch for the other.
+    pub fn fsync_leaves_to_commit(&mut self, tx: TxId) {
+        self.inode_follows(tx);
+    }
+
     /// The inode takes a name that others left.
     pub fn inode_takes_name(&mut self, before: &Before) {
         self.inode_follows(before.after);

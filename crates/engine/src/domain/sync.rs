@@ -30,6 +30,13 @@ pub struct Batch {
     _io: PendingIo,
 }
 
+impl Batch {
+    /// The transaction that carries what is in it where the journal has no room for the records.
+    pub fn tx(&self) -> TxId {
+        self.tx
+    }
+}
+
 /// A new directory above a file, as of one moment.
 #[derive(Debug)]
 pub struct Ancestor {
@@ -209,6 +216,7 @@ impl Domain {
         let io = e.begin_io();
         if !fits {
             // the data has its place: write it, then let a commit carry the records
+            st.durability.fsync_leaves_to_commit(tx.id);
             let writes = std::mem::take(&mut out.writes);
             self.submit(writes)?;
             return Ok(Prepared::Commit);

@@ -92,10 +92,11 @@ impl MountedVolume {
         let mut files: SmallVec<[_; 1]> = SmallVec::new();
         let mut panics: SmallVec<[FailOnPanic<'_>; 2]> = SmallVec::new();
         for (i, w) in all.into_iter().enumerate() {
+            let own = w.batches.iter().find(|(d, _)| *d == w.cell.domain).map(|(_, b)| b.tx());
             for (d, b) in w.batches {
                 by_domain.entry(d).or_default().push((i, b));
             }
-            files.push((w.cell, w.reach, w.linked));
+            files.push((w.cell, own, w.reach, w.linked));
             panics.extend(w.panics);
         }
         let mut results: SmallVec<[Result<bool>; 1]> = files.iter().map(|_| Ok(true)).collect();
@@ -121,6 +122,11 @@ impl MountedVolume {
             }
         }
         panics.into_iter().for_each(FailOnPanic::disarm);
+        for ((cell, own, ..), _) in files.iter().zip(&results).filter(|(_, r)| matches!(r, Ok(false))) {
+            if let Some(tx) = own {
+                cell.state.write().durability.fsync_leaves_to_commit(*tx);
+            }
+        }
         // The device of one that failed may be gone: it is not flushed. It may have failed after this wrote to it, by what
         // another thread did: its files are not durable then.
         let mut going: SmallVec<[(DomainId, SmallVec<[usize; 1]>); 2]> = SmallVec::new();
@@ -142,7 +148,7 @@ impl MountedVolume {
                 self.give_error(e, d, which.into_iter(), &mut results);
             }
         }
-        for ((cell, reach, linked), _) in files.iter().zip(&results).filter(|(_, r)| matches!(r, Ok(true))) {
+        for ((cell, _, reach, linked), _) in files.iter().zip(&results).filter(|(_, r)| matches!(r, Ok(true))) {
             cell.state.write().durability.fsync_reaches(*reach);
             for (d, v) in linked {
                 d.state.write().durability.fsync_below_reaches(*v);

@@ -1,6 +1,7 @@
 //! Syncs beside changes of names.
 
 mod full_ring;
+mod put_aside;
 mod told;
 
 use super::batch::Gathered;
