@@ -10,6 +10,7 @@
 //! inodes that were rolled forward, claims, links to other domains and hints are mended (`edits`; `view` is what is only
 //! looked at for that); what has lost its last name, or had none, is deleted.
 
+mod all;
 mod edits;
 mod judge;
 mod view;
@@ -40,6 +41,16 @@ struct Pass<'a> {
     failed: Vec<Arc<Cell>>,
     /// Entries and links mended.
     mended: u64,
+    /// Inodes and blocks of node tables that could not be read, where all links are compared.
+    unread: u64,
+}
+
+/// What recovery leaves to be done.
+pub(crate) struct Reconciled {
+    /// Inodes whose tombstones and exchanges were carried out ([`MountedVolume::forget_judged`]).
+    pub judged: Vec<Arc<Cell>>,
+    /// Inodes and blocks of node tables that could not be read, where all links are compared.
+    pub unread: u64,
 }
 
 /// Which rolled-forward inodes, and which claims, need nothing.
@@ -51,8 +62,8 @@ struct Settled {
 impl MountedVolume {
     /// Makes the domains agree. The inodes that come back keep their tombstones and exchanges until the recovery
     /// transactions of all domains are durable ([`Self::forget_judged`]): after a crash between those transactions they
-    /// are judged again, with the same result.
-    pub(crate) fn reconcile(&self, mut recovered: Vec<Recovered>) -> Result<Vec<Arc<Cell>>> {
+    /// are judged again, with the same result. `all`: every link between domains is compared, not only what journals tell of.
+    pub(crate) fn reconcile(&self, mut recovered: Vec<Recovered>, all: bool) -> Result<Reconciled> {
         assert!(self.shared.recovering.load(Ordering::Relaxed), "reconciled beside operations");
         // blocks and nodes of roll-forward records first, before anything is allocated; and before this thread is in any gate,
         // which it does for a domain as each of the others
@@ -61,8 +72,16 @@ impl MountedVolume {
         let claimed: Vec<Vec<Claim>> = recovered.iter_mut().map(|r| std::mem::take(&mut r.claims)).collect();
         let claims = Claims::of(self, &claimed)?;
         let view = View { mounted: self, claims: &claims };
-        let mut p =
-            Pass { mounted: self, view, enters, doomed: Vec::new(), judged: Vec::new(), failed: Vec::new(), mended: 0 };
+        let mut p = Pass {
+            mounted: self,
+            view,
+            enters,
+            doomed: Vec::new(),
+            judged: Vec::new(),
+            failed: Vec::new(),
+            mended: 0,
+            unread: 0,
+        };
         let top = forwarded.iter().map(|f| f.named).max().unwrap_or(0);
         self.shared.forget_name_time(top);
         // directories before what lies in them
@@ -70,7 +89,8 @@ impl MountedVolume {
         let hints: Vec<Hint> = recovered.iter_mut().flat_map(|r| std::mem::take(&mut r.hints)).collect();
         self.load_ahead(&recovered, &hints);
         let orphans: Vec<InodeNo> = recovered.iter_mut().flat_map(|r| std::mem::take(&mut r.orphans)).collect();
-        p.judge_all(&hints, &orphans)?;
+        let before = if all { p.judged_before() } else { Vec::new() };
+        p.judge_all(&hints, &orphans, &before)?;
         let settled = self.settled(view, &forwarded, &claimed);
         for (f, _) in forwarded.iter().zip(&settled.forwarded).filter(|(_, settled)| !**settled) {
             p.relink_forwarded(f)?;
@@ -86,6 +106,9 @@ impl MountedVolume {
         for h in &hints {
             p.reconcile_hint(h)?;
         }
+        if all {
+            p.relink_all();
+        }
         p.doom_orphans(&orphans);
         // what follows deletes
         self.check_held()?;
@@ -96,7 +119,7 @@ impl MountedVolume {
         }
         // those that lost their last name are deleted with the notes
         p.judged.extend(p.failed.into_iter().filter(|c| c.state.read().nlink == 0));
-        Ok(p.judged)
+        Ok(Reconciled { judged: p.judged, unread: p.unread })
     }
 
     /// Enters the domains that work; recovery runs alone, and their transactions are those of recovery.

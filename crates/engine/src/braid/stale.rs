@@ -3,7 +3,7 @@
 
 use crate::braid::entry::{By, Edit};
 use crate::cell::Cell;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::names::entries::{Child, may_be_linked};
 use crate::types::*;
 use crate::volume::operation::Op;
@@ -44,6 +44,10 @@ impl MountedVolume {
         };
         let mut stopped = false;
         for d in &self.domains {
+            stopped |= stop();
+            if stopped {
+                break;
+            }
             if d.failed().is_some() {
                 continue;
             }
@@ -103,11 +107,15 @@ impl MountedVolume {
     }
 
     fn relink_lost(&self, ino: InodeNo) -> Result<u64> {
-        let Ok(Some(c)) = self.find(ino) else { return Ok(0) };
+        let Some(c) = self.find(ino)? else { return Ok(0) };
         let links = c.state.read().links.clone();
         let mut n = 0;
         for l in links.iter().filter(|l| may_be_linked(ino, l.parent)) {
-            let Ok(dir) = self.dir_cell(l.parent) else { continue };
+            let dir = match self.dir_cell(l.parent) {
+                Ok(dir) => dir,
+                Err(Error::NotFound | Error::NotDir) => continue,
+                Err(e) => return Err(e),
+            };
             if self.find_entry(&dir, &mut dir.state.write(), &l.name)?.is_some_and(|e| e.inode == c.inode()) {
                 continue;
             }
@@ -156,7 +164,11 @@ impl MountedVolume {
     }
 
     fn drop_stale(&self, ino: InodeNo) -> Result<u64> {
-        let Ok(dir) = self.dir_cell(ino) else { return Ok(0) };
+        let dir = match self.dir_cell(ino) {
+            Ok(dir) => dir,
+            Err(Error::NotFound | Error::NotDir) => return Ok(0),
+            Err(e) => return Err(e),
+        };
         let mut suspects = Vec::new();
         let mut pos = 2;
         loop {

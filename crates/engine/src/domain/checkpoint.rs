@@ -158,13 +158,14 @@ impl Domain {
         let mut peer_failed = false;
         for (d, t) in peers.iter() {
             if !planted(Bug::PeersForgotten) {
-                // The journal of this one goes on all the same, and the next mount is told. What the failed domain takes back may
-                // hang in directories that are gone here: their numbers stay theirs.
+                // the journal of this one goes on all the same, and the next mount is told
                 peer_failed |= self.peers.commit_upto(d, t).is_err();
             }
         }
-        if peer_failed {
-            self.quarantined.lock().append(&mut quarantined);
+        // What the failed domain takes back may hang in directories that are gone here: their numbers stay theirs, and nobody gives
+        // them back in this mount.
+        if peer_failed || self.has_passed_failure() {
+            quarantined.clear();
         }
         let number = self.header.lock().header.checkpoint.get().saturating_add(1);
         Ok(Begun { number_of_this, upto, quarantined, peers, peer_failed, number })
@@ -188,7 +189,7 @@ impl Domain {
         let listed = self.orphans_listed.load(Ordering::Acquire) || !self.orphans.is_empty();
         let keep = if listed { begun.upto.0 } else { begun.upto.0 + 1 };
         let first_pos = self.first_pos.lock();
-        let tail = first_pos.tail(keep).unwrap_or_else(|| self.journal.head());
+        let tail = first_pos.tail(keep, begun.upto.0).unwrap_or_else(|| self.journal.head());
         // before a header says so
         let (old, head) = (self.journal.tail(), self.journal.head());
         assert!(old <= tail && tail <= head, "{}: journal tail {old} to {tail}, head {head}", self.id);
@@ -220,7 +221,7 @@ impl Domain {
     pub(crate) fn end_checkpoint(&self, begun: &Begun, told: &NewHeader) {
         self.note_header_durable(told.seq);
         self.journal.release(told.tail);
-        self.first_pos.lock().forget_before(told.keep);
+        self.first_pos.lock().forget_before(told.keep, begun.upto.0);
         for n in &begun.quarantined {
             self.nodes.release(n.node());
         }

@@ -54,9 +54,10 @@ impl FirstPositions {
         self.left.is_some()
     }
 
-    /// Where the journal begins of which transactions from `keep` on are kept; `None`: at its head.
-    pub fn tail(&self, keep: u64) -> Option<u64> {
-        let recovery = self.recovery.filter(|(tx, _)| *tx >= keep).map(|(_, tail)| tail);
+    /// Where the journal begins of which transactions from `keep` on are kept, and those up to `covered` are in the tables; `None`: at
+    /// its head. What recovery found is needed no more once the tables have its transaction, also where that one is kept.
+    pub fn tail(&self, keep: u64, covered: u64) -> Option<u64> {
+        let recovery = self.recovery.filter(|(tx, _)| *tx >= keep && *tx > covered).map(|(_, tail)| tail);
         self.taken.range(keep..).map(|(_, pos)| *pos).chain(recovery).min()
     }
 
@@ -65,10 +66,10 @@ impl FirstPositions {
         tx.checked_add(1).is_some_and(|next| self.taken.range(next..).next().is_some())
     }
 
-    /// Transactions before `keep` are given up.
-    pub fn forget_before(&mut self, keep: u64) {
+    /// Transactions before `keep` are given up, and those up to `covered` are in the tables.
+    pub fn forget_before(&mut self, keep: u64, covered: u64) {
         self.taken = self.taken.split_off(&keep);
-        self.recovery = self.recovery.filter(|(tx, _)| *tx >= keep);
-        self.left = self.left.filter(|tx| *tx >= keep);
+        self.recovery = self.recovery.filter(|(tx, _)| *tx >= keep && *tx > covered);
+        self.left = self.left.filter(|tx| *tx > covered);
     }
 }

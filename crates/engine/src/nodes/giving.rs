@@ -123,7 +123,7 @@ impl NodeTable {
         number: u32,
         f: &mut dyn FnMut(NodeId, NodeEntry) -> Result<()>,
     ) -> Result<()> {
-        self.group(number).map_or(Ok(()), |group| self.for_each_in(&group, f))
+        self.group(number).map_or(Ok(()), |group| self.for_each_in(&group, f, &mut Err))
     }
 
     /// Forgets a closed group that is the domain's no longer.

@@ -298,17 +298,45 @@ impl NodeTable {
     /// The first of `f`, of the device, or `Corrupt`.
     pub fn for_each_used(&self, f: &mut dyn FnMut(NodeId, NodeEntry) -> Result<()>) -> Result<()> {
         let groups: Vec<_> = self.groups.read().values().cloned().collect();
-        groups.iter().try_for_each(|group| self.for_each_in(group, f))
+        groups.iter().try_for_each(|group| self.for_each_in(group, f, &mut Err))
     }
 
-    fn for_each_in(&self, group: &NodeGroup, f: &mut dyn FnMut(NodeId, NodeEntry) -> Result<()>) -> Result<()> {
+    /// [`Self::for_each_used`] of all that can be read: `failed` is called for each block of the tables that cannot.
+    pub fn for_each_readable(&self, f: &mut dyn FnMut(NodeId, NodeEntry), failed: &mut dyn FnMut(Error)) {
+        let groups: Vec<_> = self.groups.read().values().cloned().collect();
+        for group in groups {
+            let mut f = |node, entry| {
+                f(node, entry);
+                Ok(())
+            };
+            let mut failed = |e| {
+                failed(e);
+                Ok(())
+            };
+            let all = self.for_each_in(&group, &mut f, &mut failed);
+            debug_assert!(all.is_ok(), "each block is passed over by itself: {all:?}");
+        }
+    }
+
+    fn for_each_in(
+        &self,
+        group: &NodeGroup,
+        f: &mut dyn FnMut(NodeId, NodeEntry) -> Result<()>,
+        failed: &mut dyn FnMut(Error) -> Result<()>,
+    ) -> Result<()> {
         for index in 0..group.len() {
             let entries =
                 self.with_block(group, index, |block| Ok(block.entries(self.tables(), group, index)?.to_vec()));
             if group.closed.load(Relaxed) {
                 break; // it has no nodes, and may be another domain's by now
             }
-            let entries: Vec<NodeEntry> = entries?;
+            let entries: Vec<NodeEntry> = match entries {
+                Ok(entries) => entries,
+                Err(e) => {
+                    failed(e)?;
+                    continue;
+                }
+            };
             self.evict_entries();
             for (slot, entry) in (0u32..).zip(entries).filter(|(_, e)| e.used()) {
                 f(self.store.geometry().node(group.number, index * NODES_PER_BLOCK + slot), entry)?;

@@ -23,7 +23,6 @@ use braidfs_device::Device;
 use braidfs_format::BLOCK_BYTES;
 use braidfs_format::block::{BlockKind, other_copy_lost};
 use braidfs_format::domain::{CLEAN, DomainHeader, FAILED};
-use braidfs_format::node::{OVERFLOW, REMOTE};
 use braidfs_format::super_block::SuperBlock;
 use braidfs_sync::{Mutex, RwLock, ablation, membarrier};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -282,13 +281,11 @@ impl MountedVolume {
     }
 
     /// Completes recovery, makes it durable, and marks the domains as in use.
-    fn start(self: &Arc<Self>, mut recovered: Vec<Recovered>, holding: bool) -> Result<()> {
+    fn start(self: &Arc<Self>, recovered: Vec<Recovered>, holding: bool) -> Result<()> {
         // as of the last checkpoint nothing is compared
         let looks = self.shared.options.checkpoint_only;
         let passed = !looks && self.domains.iter().any(|d| d.has_passed_failure());
-        if passed {
-            self.compare_all_links(&mut recovered)?;
-        }
+        let mut unread = 0;
         let dirty = passed || recovered.iter().any(|r| r.dirty);
         if dirty {
             let n: usize = recovered.iter().map(|r| r.transactions).sum();
@@ -297,7 +294,12 @@ impl MountedVolume {
             // Only the daemon may have died: what was read so far need not be durable. Nothing may be written upon it before.
             self.store.flush()?;
             self.mark_recovery_begun()?;
-            let judged = self.reconcile(recovered)?;
+            if passed {
+                tracing::info!("a domain had failed: all links between domains are compared");
+            }
+            let reconciled = self.reconcile(recovered, passed)?;
+            unread = reconciled.unread;
+            let judged = reconciled.judged;
             let commit = || {
                 self.commit_recovered()?;
                 // What was judged is forgotten once all that followed from it is durable, of domains too that have left that to their
@@ -324,25 +326,14 @@ impl MountedVolume {
             }
             self.checkpoint_all()?;
         }
-        // what such a domain takes back is not known before it works again
-        if passed && self.domains.iter().all(|d| d.failed().is_none()) {
+        if unread > 0 {
+            tracing::warn!(
+                "{unread} inodes or blocks of node tables could not be read to compare links between domains: the next mount tries \
+                 again; run fsck.braidfs"
+            );
+        } else if passed && self.domains.iter().all(|d| d.failed().is_none()) {
+            // what a domain that does not work takes back is not known yet
             self.domains.iter().filter(|d| d.has_passed_failure()).try_for_each(|d| d.forget_passed_failure())?;
-        }
-        Ok(())
-    }
-
-    /// A domain has failed, and others went on without what it had not committed, beyond what their journals tell: recovery compares
-    /// every link to another domain.
-    fn compare_all_links(&self, recovered: &mut [Recovered]) -> Result<()> {
-        tracing::info!("a domain had failed: all links between domains are compared");
-        for (d, r) in self.domains.iter().zip(recovered).filter(|(d, _)| d.failed().is_none()) {
-            r.remote.clear();
-            d.nodes.for_each_used(&mut |n, e| {
-                if e.flags & (OVERFLOW | REMOTE) == REMOTE {
-                    r.remote.push(n.inode());
-                }
-                Ok(())
-            })?;
         }
         Ok(())
     }

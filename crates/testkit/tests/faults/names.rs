@@ -211,6 +211,59 @@ fn links_are_compared_behind_a_checkpoint_that_passed_a_failure() {
     }
 }
 
+/// What decides about names of the sound domain's inodes is taken back, behind a checkpoint: an exchange is completed, and a name beside
+/// another one comes back.
+#[test]
+fn what_is_judged_behind_a_checkpoint_that_passed_a_failure() {
+    let two = Two::new();
+    let v = two.mount();
+    let here = homes(&v)[&0].0;
+    let (x, y) = (named(&v, here, 0, "x"), named(&v, here, 1, "y"));
+    let (many, taker) = (named(&v, here, 0, "many"), named(&v, here, 1, "taker"));
+    v.link(many.0, here, b"other").unwrap();
+    v.sync().unwrap();
+    v.rename(here, &x.1, here, &y.1, RenameMode::Exchange).unwrap();
+    v.rename(here, &taker.1, here, b"other", RenameMode::Replace).unwrap();
+    fail(&two, &v);
+    v.commit_domain(DomainId(0), true).unwrap();
+    v.crash();
+    let healthy = two.healthy();
+    let v = Volume::mount(healthy.clone(), options()).unwrap();
+    let named = |name: &[u8]| v.lookup(here, name).map(|a| a.ino).ok();
+    let exchanged = [named(&x.1), named(&y.1)];
+    assert!([[x.0, y.0], [y.0, x.0]].map(|all| all.map(Some)).contains(&exchanged), "{exchanged:?}");
+    assert_eq!([named(&many.1), named(b"other"), named(&taker.1)], [many.0, many.0, taker.0].map(Some));
+    goes_on(v, x.0, &healthy, "judged");
+}
+
+/// A removed directory's number is nobody else's as long as a file may come back in it that the failed domain had removed.
+#[test]
+fn the_number_of_a_directory_that_a_failed_domain_had_a_file_in_is_kept() {
+    let two = Two::new();
+    let v = two.mount();
+    let homes = homes(&v);
+    let (home, other) = (homes[&0].0, homes[&0].1.ino());
+    drop(homes);
+    let gone = dir_of(&v, home, 0, "gone");
+    let file = named(&v, gone.0, 1, "file");
+    v.sync().unwrap();
+    for i in 0..64 {
+        drop(v.unlink(gone.0, format!("file {i}").as_bytes()));
+    }
+    v.rmdir(home, &gone.1).unwrap();
+    fail(&two, &v);
+    for n in 0..3 {
+        v.commit_domain(DomainId(0), true).unwrap();
+        let new = dir_of(&v, home, 0, &format!("new {n}"));
+        assert_ne!(new.0, gone.0, "given out after {n} checkpoints");
+    }
+    v.crash();
+    let healthy = two.healthy();
+    let v = Volume::mount(healthy.clone(), options()).unwrap();
+    assert!(v.getattr(file.0).is_err(), "its directory is gone");
+    goes_on(v, other, &healthy, "kept");
+}
+
 /// What an fsync of a file needs of the failed domain is nothing, though they had operations in common.
 #[test]
 fn a_sound_file_is_synced_by_a_commit() {

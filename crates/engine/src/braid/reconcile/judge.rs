@@ -42,12 +42,18 @@ impl Pass<'_> {
     }
 
     /// Tombstones and exchanges of all inodes that hints name, and of those that had lost their last name: of these the hint may
-    /// be behind a checkpoint, where the domain of who took the name had failed before that was durable.
-    pub(super) fn judge_all(&mut self, hints: &[Hint], orphans: &[InodeNo]) -> Result<()> {
+    /// be behind a checkpoint, where the domain of who took the name had failed before that was durable. So may those of `before`, of
+    /// which what cannot be read is passed over.
+    pub(super) fn judge_all(&mut self, hints: &[Hint], orphans: &[InodeNo], before: &[InodeNo]) -> Result<()> {
         let mut cells = hints.iter().filter_map(|h| self.live(h.child).transpose()).collect::<Result<Vec<_>>>()?;
         cells.extend(orphans.iter().filter_map(|n| self.orphan(*n)));
         // all verdicts first: changes make versions newer
-        let verdicts = cells.into_iter().map(|c| self.judge(c)).collect::<Result<Vec<_>>>()?;
+        let mut verdicts = cells.into_iter().map(|c| self.judge(c)).collect::<Result<Vec<_>>>()?;
+        for ino in before {
+            let judged = self.mounted.find(*ino).and_then(|c| c.map_or(Ok(None), |c| self.judge(c)));
+            self.unread += u64::from(judged.is_err());
+            verdicts.push(judged.unwrap_or_default());
+        }
         verdicts.into_iter().flatten().try_for_each(|v| self.carry_out(v))
     }
 

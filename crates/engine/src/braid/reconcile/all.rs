@@ -1,0 +1,70 @@
+//! Every link between domains, where the journals do not tell what differs: a checkpoint passed the failure of another domain
+//! ([`PEER_FAILED`](braidfs_format::domain::PEER_FAILED)), which takes back what it had not committed.
+//!
+//! A device had errors, so that what cannot be read is passed over: the volume is mounted all the same, and the next mount looks again.
+
+use super::Pass;
+use crate::domain::Domain;
+use crate::error::Error;
+use crate::types::*;
+use braidfs_format::inode::Inode;
+use braidfs_format::node::{NodeEntry, OVERFLOW, REMOTE};
+
+/// So many inodes are looked at until somebody looks at memory.
+const LOOK_INODES: u64 = 4096;
+
+impl Pass<'_> {
+    /// The inodes with tombstones, or with an exchange, of domains that passed a failure: what decides about them may be what is
+    /// taken back.
+    pub(super) fn judged_before(&mut self) -> Vec<InodeNo> {
+        let mut found = Vec::new();
+        let passed = |d: &&std::sync::Arc<Domain>| d.failed().is_none() && d.has_passed_failure();
+        for d in self.mounted.domains.iter().filter(passed) {
+            let is_judged = |node, e: &NodeEntry| {
+                let inode = Inode::decode(&d.nodes.load(node, e)?.payload)?;
+                Ok::<_, Error>(!inode.tombstones.is_empty() || inode.exchange.is_some())
+            };
+            let mut unread = 0;
+            d.nodes.for_each_readable(
+                &mut |node, e| match is_judged(node, &e) {
+                    _ if e.flags & OVERFLOW != 0 => {}
+                    Ok(true) => found.push(node.inode()),
+                    Ok(false) => {}
+                    Err(_) => unread += 1,
+                },
+                &mut |_| (),
+            );
+            self.unread += unread;
+        }
+        found
+    }
+
+    /// Makes the entries of all links of inodes with a parent in another domain, or takes a link away where its directory is gone.
+    pub(super) fn relink_all(&mut self) {
+        let mounted = self.mounted;
+        for d in mounted.domains.iter().filter(|d| d.failed().is_none()) {
+            let (mut blocks, mut looked) = (0, 0);
+            d.nodes.for_each_readable(
+                &mut |node, e| {
+                    if e.flags & (OVERFLOW | REMOTE) != REMOTE {
+                        return;
+                    }
+                    let done = d.find(node.inode()).and_then(|c| c.map_or(Ok(()), |c| self.relink(&c)));
+                    if let Err(error) = done {
+                        tracing::debug!(%node, %error, "not compared with its links");
+                        self.unread += 1;
+                    }
+                    looked += 1;
+                    if looked % LOOK_INODES == 0 {
+                        mounted.keep_to_budget();
+                    }
+                },
+                &mut |error| {
+                    tracing::debug!(%error, "a block of the node table is passed over");
+                    blocks += 1;
+                },
+            );
+            self.unread += blocks;
+        }
+    }
+}
