@@ -338,6 +338,8 @@ def cut_off_while_requests_wait(volume, _top):
             same(writer.stdout.readline(), b"begun\n", "what the writer says")
             # All of them: a file that no request is under way for may be read, and that waits for the device.
             wait_for("the writes", lambda: int((kernels / "waiting").read_text()) >= count, 8)
+            # And they are with the process, which a busy machine holds up: what it has not taken is cut off, and never happens.
+            time.sleep(1)
             (kernels / "abort").write_text("1")
             before = in_child(lambda: contents(v, count, 2), 15)
         writer.wait(20)

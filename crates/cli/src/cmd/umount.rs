@@ -97,7 +97,7 @@ fn run_checked(args: &Args) -> Outcome {
     if let Some(dir) = backing.loop_device {
         wait_detached(&dir, deadline);
     }
-    match source.tenant.is_none() && !is_read_only(&mount) && is_left_open(&backing.devices) {
+    match source.tenant.is_none() && !backing.in_part && !is_read_only(&mount) && is_left_open(&backing.devices) {
         true => {
             let why = "unmounted, but a device failed before all was written, and what was written last may be lost: see the log of \
                        the mount, and check it with `braidfs fsck`";
@@ -143,20 +143,26 @@ pub struct Backing {
     pub devices: Vec<PathBuf>,
     /// sysfs directory of the loop device that stands for the image.
     loop_device: Option<PathBuf>,
+    /// The volume is not all of the image: it lies in a part of it.
+    in_part: bool,
 }
 
 /// What the server of `mount` holds: for a loop device, the image behind it.
 pub fn backing(mount: &Mount) -> Backing {
     let source = Source::of(mount);
     if source.tenant.is_some() {
-        return Backing { devices: Vec::new(), loop_device: None };
+        return Backing { devices: Vec::new(), loop_device: None, in_part: false };
     }
     let name = Path::new(&mount.source).file_name();
     let sysfs = name.map(|name| Path::new("/sys/block").join(name).join("loop"));
     let backing = sysfs.as_ref().and_then(|dir| std::fs::read_to_string(dir.join("backing_file")).ok());
     match backing {
-        Some(image) => Backing { devices: vec![image.trim_end_matches('\n').into()], loop_device: sysfs },
-        None => Backing { devices: source.devices, loop_device: None },
+        Some(image) => {
+            let offset = sysfs.as_ref().and_then(|dir| std::fs::read_to_string(dir.join("offset")).ok());
+            let in_part = offset.is_none_or(|text| text.trim() != "0");
+            Backing { devices: vec![image.trim_end_matches('\n').into()], loop_device: sysfs, in_part }
+        }
+        None => Backing { devices: source.devices, loop_device: None, in_part: false },
     }
 }
 
