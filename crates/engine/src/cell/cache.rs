@@ -232,7 +232,7 @@ impl CellCache {
     }
 
     /// Drops about as much as `want` says: clean pages, cells that nobody uses, buckets of directories that are on the
-    /// device. Cells and pages used since the last round stay for this one. What is gone. `pending`: whether a transaction
+    /// device; where indexes are wanted, also cells of files for the sake of their extents, which go with them. Cells and pages used since the last round stay for this one. What is gone. `pending`: whether a transaction
     /// is not durable yet.
     /// `leaves` is told of each cell before others can load it anew.
     pub fn evict(&self, mut want: Memory, pending: &dyn Fn(DomainId, TxId) -> bool, leaves: &dyn Fn(&State)) -> Memory {
@@ -244,8 +244,8 @@ impl CellCache {
             }
             for c in s.all() {
                 let cold = (want.cells > 0 || want.index_bytes > 0) && !c.hot.swap(false, Relaxed);
-                evict_content(&c, cold, &mut want, &mut gone);
-                if want.cells > 0
+                let has_extents = evict_content(&c, cold, &mut want, &mut gone);
+                if (want.cells > 0 || has_extents)
                     && cold
                     && let Some(own) = s.evict_cell(&c, pending, leaves)
                 {
@@ -253,7 +253,8 @@ impl CellCache {
                     gone.index_bytes += own.index_bytes;
                     gone.attached += own.attached;
                     gone.cells += 1;
-                    want.cells -= 1;
+                    want.cells = want.cells.saturating_sub(1);
+                    want.index_bytes = want.index_bytes.saturating_sub(own.index_bytes);
                 }
             }
         }
@@ -261,8 +262,9 @@ impl CellCache {
     }
 }
 
-/// Drops what a cell has and does not need: clean pages, where some are wanted, or of a `cold` directory its buckets.
-fn evict_content(c: &Arc<Cell>, cold: bool, want: &mut Memory, gone: &mut Memory) {
+/// Drops what a cell has and does not need: clean pages, where some are wanted, or of a `cold` directory its buckets. Whether it is a
+/// cold file of so many extents that they count as an index, which is wanted and goes with the cell alone.
+fn evict_content(c: &Arc<Cell>, cold: bool, want: &mut Memory, gone: &mut Memory) -> bool {
     if (want.pages > 0 || want.index_bytes > 0 && cold)
         && let Some(mut st) = c.state.try_write()
         // under the lock: a flush raises it there
@@ -288,7 +290,9 @@ fn evict_content(c: &Arc<Cell>, cold: bool, want: &mut Memory, gone: &mut Memory
             }
             _ => {}
         }
+        return cold && want.index_bytes > 0 && matches!(&st.body, Body::File(f) if f.counted > 0);
     }
+    false
 }
 
 /// Whether a cell that nobody uses must stay in memory. Where not, `leaves` is told of it: before anybody loads it anew, who

@@ -163,6 +163,7 @@ impl MountedVolume {
             d.space.unreserve(f.reserved - dirty_outside);
             f.reserved = dirty_outside;
         }
+        d.count_index(f);
         Ok(true)
     }
 

@@ -227,6 +227,31 @@ fn a_file_in_pieces_counts_with_its_extents() {
     v.unmount().unwrap();
 }
 
+/// Many files in pieces, of which each is small beside the cache, and all together are not.
+#[test]
+fn extents_of_files_that_nobody_uses_go() {
+    let v = with_budget(640 << 10, 1);
+    let node = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
+    const FILES: u64 = 24;
+    const PIECES: u64 = 20_000;
+    let mut most = 0;
+    for n in 0..FILES {
+        let ino = v.create(InodeNo::ROOT, format!("f{n}").as_bytes(), &node, &Cred::root()).unwrap().ino;
+        let file = v.open(ino).unwrap();
+        for at in (0..PIECES).rev() {
+            v.fallocate(&file, crate::FallocMode::Allocate { keep_size: false }, at * 8192, 4096).unwrap();
+        }
+        drop(file);
+        v.sync().unwrap();
+        (0..3).for_each(|_| v.mounted().balance_memory());
+        most = most.max(counted(&v).iter().sum());
+    }
+    let extents = FILES * PIECES * size_of::<braidfs_format::inode::Extent>() as u64;
+    assert!(extents > 2 * BUDGET);
+    assert!(most <= BUDGET + BUDGET / 8, "{most} bytes of {BUDGET}, with {extents} bytes of extents");
+    v.unmount().unwrap();
+}
+
 /// A volume with tenants of these names, which may hold between `floor` and `ceiling` bytes of [`BUDGET`].
 fn with_tenants(names: [&str; 2], limits: [(u64, Option<u64>); 2]) -> (Volume, [InodeNo; 2]) {
     let v = with_budget(64 << 10, 2);
