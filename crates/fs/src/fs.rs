@@ -453,13 +453,15 @@ impl Fs {
     /// meanwhile may make it fail with ENOTEMPTY.
     ///
     /// # Errors
-    /// As unlink(2) and rmdir(2).
+    /// As unlink(2) and rmdir(2). ENOTDIR where slashes follow the name of a symlink: nothing is removed then.
     pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let top = self.inode(path, false)?;
+        let named = without_slashes(bytes(path)?);
+        let top = self.inode(Path::new(OsStr::from_bytes(named)), false)?;
         match top.metadata()?.kind() {
             FileKind::Dir => {}
-            FileKind::Symlink => return self.remove_file(path),
+            // with a slash it leads to a directory that has another name
+            FileKind::Symlink if named.len() == bytes(path)?.len() => return self.remove_file(path),
             _ => return Err(Why::NotDir.into()),
         }
         // Directories that are being listed, each in the one before, with their names there. They are open, and nothing is removed by
@@ -667,6 +669,11 @@ impl Fs {
     pub fn sync_start(&self) -> Ticket {
         self.volume().sync_start()
     }
+}
+
+/// A path without the slashes at its end, which follow a symlink; the root's keeps them.
+fn without_slashes(path: &[u8]) -> &[u8] {
+    path.iter().rposition(|b| *b != b'/').map_or(path, |last| &path[..=last])
 }
 
 /// What somebody else has removed is removed.

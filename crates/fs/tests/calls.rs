@@ -128,7 +128,16 @@ fn a_tree_is_removed_and_nothing_else() {
     assert!(fs.exists("tree/0").unwrap());
     fs.remove_dir_all("tree").unwrap();
     assert_eq!(names(&fs, "/"), ["keep", "kept"]);
-    assert!(fs.exists("keep/dir").unwrap());
+    // nor below one whose name is followed by slashes
+    fs.symlink("keep", "link").unwrap();
+    for link in ["link/", "link//", "/link/"] {
+        assert_eq!(kind(fs.remove_dir_all(link)), ErrorKind::NotADirectory);
+    }
+    fs.remove_dir_all("link").unwrap();
+    assert!(fs.exists("keep/dir").unwrap() && !fs.exists("link").unwrap());
+    fs.create_dir_all("slashed/dir").unwrap();
+    fs.remove_dir_all("slashed//").unwrap();
+    assert_eq!(kind(fs.remove_dir_all("kept/")), ErrorKind::NotADirectory);
     assert_eq!(kind(fs.remove_dir_all("kept")), ErrorKind::NotADirectory);
     assert_eq!(kind(fs.remove_dir_all("tree")), ErrorKind::NotFound);
 }
