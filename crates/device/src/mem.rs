@@ -283,6 +283,17 @@ impl MemDevice {
         Self::from_image(Image::new(blocks))
     }
 
+    /// [`MemDevice::new`] of a size that somebody else chose. It needs a table, 2^-15 of the size or less.
+    ///
+    /// # Errors
+    /// ENOMEM where there is no memory for the table.
+    pub fn try_new(blocks: u64) -> io::Result<Self> {
+        let (mut chunks, count) = (Vec::new(), chunk_count(blocks));
+        chunks.try_reserve_exact(count).map_err(|_| rustix::io::Errno::NOMEM)?;
+        chunks.resize_with(count, || RwLock::new(None));
+        Ok(Self { blocks, soiled: false, chunks: chunks.into(), flushes: AtomicU64::new(0) })
+    }
+
     /// A device that was in use before, as [`Image::soiled`].
     pub fn soiled(blocks: u64) -> Self {
         Self::from_image(Image::soiled(blocks))

@@ -128,9 +128,9 @@ impl Fs {
     /// A new volume of `size` bytes in memory, for tests: it is gone when it is closed.
     ///
     /// # Errors
-    /// The size does not fit.
+    /// The size does not fit; ENOMEM.
     pub fn in_memory(size: u64, options: &Options) -> Result<Self> {
-        let device: Arc<dyn Device> = Arc::new(MemDevice::new(size / BLOCK_BYTES as u64));
+        let device: Arc<dyn Device> = Arc::new(MemDevice::try_new(size / BLOCK_BYTES as u64).map_err(Why::Io)?);
         let made = MkfsOptions { root_owner: options.owner, ..MkfsOptions::default() };
         braidfs::mkfs::format(std::slice::from_ref(&device), &made)?;
         Self::on(vec![device], options)

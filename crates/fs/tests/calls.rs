@@ -21,6 +21,12 @@ fn names(fs: &Fs, dir: &str) -> Vec<String> {
 }
 
 #[test]
+fn a_size_without_memory_for_it_is_an_error() {
+    let made = [1 << 59, u64::MAX].map(|size| Fs::in_memory(size, &Options::default()));
+    made.into_iter().for_each(|made| assert_eq!(kind(made), ErrorKind::OutOfMemory));
+}
+
+#[test]
 fn a_file_reads_writes_and_seeks() {
     let fs = memory();
     let mut out = BufWriter::new(fs.create("lines").unwrap());
