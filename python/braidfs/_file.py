@@ -180,6 +180,29 @@ class RawFile(io.RawIOBase):
             check(self._handle.close(), self.name)
 
 
+class _Detaches:
+    """Of a buffer: what it gives back is closed by itself again."""
+
+    def detach(self) -> RawFile:
+        raw: RawFile = super().detach()  # type: ignore[misc]
+        raw._buffered = False
+        raw.volume._files.pop(self, None)  # type: ignore[call-overload]
+        raw.volume._files[raw] = None
+        return raw
+
+
+class BufferedReader(_Detaches, io.BufferedReader):
+    """See :meth:`Volume.open`."""
+
+
+class BufferedWriter(_Detaches, io.BufferedWriter):
+    """See :meth:`Volume.open`."""
+
+
+class BufferedRandom(_Detaches, io.BufferedRandom):
+    """See :meth:`Volume.open`."""
+
+
 def fsync(file: Union[IO[Any], io.IOBase], *, data_only: bool = False) -> None:
     """Writes what the buffers of a file of :meth:`Volume.open` hold, and makes it durable."""
     file.flush()

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, Callable, Optional, Union
 
-from ._file import RawFile, flags_of
+from ._file import BufferedRandom, BufferedReader, BufferedWriter, RawFile, flags_of
 from ._lib import (
     NOFOLLOW,
     RENAME_EXCHANGE,
@@ -82,7 +82,8 @@ class Volume:
 
     def _begin(self, name: str) -> None:
         self._handle = Handle(lib.close)
-        self._files: weakref.WeakSet[io.IOBase] = weakref.WeakSet()
+        # what is open, in the order of the opens: each after what it writes to
+        self._files: weakref.WeakKeyDictionary[io.IOBase, None] = weakref.WeakKeyDictionary()
         self.name = name
         _open_volumes.add(self)
 
@@ -109,7 +110,10 @@ class Volume:
     def close(self) -> None:
         """Closes all files, with what their buffers hold, makes everything durable and closes the volume."""
         first: Optional[Exception] = None
-        for file in list(self._files):
+        for file in [ref() for ref in reversed(self._files.keyrefs())]:
+            # what a detached one was around is there, too
+            if file is None or _is_detached(file):
+                continue
             try:
                 file.close()
             except Exception as e:  # the others are closed all the same
@@ -152,18 +156,19 @@ class Volume:
             file: Any = raw
             if buffering != 0:
                 size = buffering if buffering > 1 else max(io.DEFAULT_BUFFER_SIZE, 1 << 17)
-                kind: Callable[..., Any] = io.BufferedRandom if "+" in mode else io.BufferedWriter
-                file = (io.BufferedReader if raw.readable() and not raw.writable() else kind)(raw, size)
+                kind: Callable[..., Any] = BufferedRandom if "+" in mode else BufferedWriter
+                file = (BufferedReader if raw.readable() and not raw.writable() else kind)(raw, size)
                 raw._buffered = True
+            self._files[file] = None
             if "a" in mode:
                 file.seek(0, io.SEEK_END)
             if text:
                 file = io.TextIOWrapper(file, encoding, errors, newline, line_buffering=buffering == 1)
                 file.mode = mode
+                self._files[file] = None
         except BaseException:
             raw.close()
             raise
-        self._files.add(file)
         return file
 
     def read_bytes(self, path: Path) -> bytes:
@@ -399,6 +404,14 @@ class Volume:
         """When it returns, everything that was written survives a crash (but for what buffers of files hold)."""
         with self._handle as volume:
             check(lib.sync(volume))
+
+
+def _is_detached(file: io.IOBase) -> bool:
+    try:
+        _ = file.closed
+    except ValueError:
+        return True
+    return False
 
 
 def _is_dir(entry: DirEntry) -> bool:

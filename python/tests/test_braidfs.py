@@ -220,6 +220,24 @@ class InMemory(unittest.TestCase):
             self.assertRaises(io.UnsupportedOperation, f.write, b"x")
         self.assertRaises(TypeError, braidfs.fsync, io.BytesIO())
 
+    def test_what_is_detached_is_closed_by_itself(self):
+        for mode in "rb", "r+b", "wb":
+            self.v.write_bytes("f", b"text")
+            raw = self.v.open("f", mode).detach()
+            self.assertFalse(raw.closed)
+            handle = raw._handle
+            del raw
+            gc.collect()
+            self.assertTrue(handle.closed)
+        volume = braidfs.Volume.in_memory()
+        text = volume.open("t", "w")
+        text.write("text")
+        buffer = text.detach()
+        buffer.write(b" and more")
+        with io.BufferedReader(volume.open("f", "w+b").detach()) as again:
+            volume.close()
+            self.assertTrue(buffer.closed and again.closed)
+
     def test_a_whole_file_is_read_in_few_pieces(self):
         data = random.Random(1).randbytes(3_000_000)
         self.v.write_bytes("f", data)
