@@ -316,7 +316,11 @@ class BraidFileSystem(AbstractFileSystem):  # type: ignore[misc] # fsspec has no
         if "r" not in mode:
             self._make_parent(path)
         if autocommit or "r" in mode:
-            return self.volume.open(path, mode)
+            file = self.volume.open(path, mode)
+            if "r" in mode:
+                # fsspec counts from it where it reads from the end
+                file.size = file.raw.stat().st_size
+            return file
         if "x" in mode and self.exists(path):
             raise FileExistsError(errno.EEXIST, "File exists", path)
         temporary = f"{self._parent(path).rstrip('/')}/.{secrets.token_hex(8)}.new"
