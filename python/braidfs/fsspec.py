@@ -299,6 +299,14 @@ class BraidFileSystem(AbstractFileSystem):  # type: ignore[misc] # fsspec has no
 
     # --- content ---
 
+    def open(self, path: str, mode: str = "rb", *arguments: Any, **options: Any) -> Any:
+        """As of every fsspec file system. A close of the volume closes also what is made here around a file: for text, and
+        for `compression`."""
+        file = super().open(path, mode, *arguments, **options)
+        with suppress(TypeError):  # of a codec, and without weak references
+            self._volume._files.setdefault(file)
+        return file
+
     def _open(
         self,
         path: str,
