@@ -256,18 +256,23 @@ class BraidFileSystem(AbstractFileSystem):  # type: ignore[misc] # fsspec has no
     _rm = rm_file
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: Optional[int] = None) -> None:
-        if maxdepth is not None:
-            super().rm(path, recursive, maxdepth)
-            return
-        for p in self.expand_path([path] if isinstance(path, (str, os.PathLike)) else path):
+        """With `maxdepth` what lies deeper stays, and the directories that it lies in."""
+        partly = recursive and maxdepth is not None
+        paths = self.expand_path(path, recursive=partly, maxdepth=maxdepth)
+        if recursive and "/" in paths:
+            raise OSError(errno.EBUSY, "the root directory cannot be removed", "/")
+        # they are sorted: what is in a directory goes before it
+        for p in reversed(paths):
             if not self.isdir(p) or self.volume.islink(p):
                 self.volume.remove(p)
-            elif recursive:
-                if p == "/":
-                    raise OSError(errno.EBUSY, "the root directory cannot be removed", p)
+            elif recursive and not partly:
                 self.volume.rmtree(p)
             else:
-                self.volume.rmdir(p)
+                try:
+                    self.volume.rmdir(p)
+                except OSError as e:
+                    if not partly or e.errno != errno.ENOTEMPTY:
+                        raise
 
     def mv(self, path1: str, path2: str, recursive: bool = False, maxdepth: Optional[int] = None, **_: Any) -> None:
         """A rename: atomic, whatever is below."""

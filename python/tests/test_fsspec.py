@@ -5,6 +5,8 @@ import errno
 import os
 import pickle
 import signal
+import subprocess
+import sys
 
 import fsspec
 import pytest
@@ -123,6 +125,67 @@ def test_calls(fs):
     assert not fs.exists("/calls")
     with pytest.raises(OSError):
         fs.rm("/", recursive=True)
+
+
+def test_reads_from_the_end_and_blocks():
+    with braidfs.Volume.in_memory(64 << 20) as volume:
+        fs = BraidFileSystem(volume)
+        data = b"".join(b"line %d\n" % n for n in range(1000))
+        fs.pipe("/f", data)
+        for start, end in (-10, None), (-20, -10), (5, -5), (None, -3), (3, 9), (0, None), (-(1 << 20), 4):
+            assert fs.cat_file("/f", start, end) == data[start:end]
+        assert fs.tail("/f", 7) == data[-7:]
+        assert fs.read_block("/f", 0, 20) == data[:20] and fs.read_block("/f", 20, None) == data[20:]
+        assert fs.read_block("/f", 10, 20, b"\n") == data[14:35]
+        assert fs.cat_ranges(["/f", "/f"], [-4, 0], [None, 3]) == [data[-4:], data[:3]]
+
+
+def test_a_close_writes_what_text_and_codecs_hold(tmp_path):
+    image = os.fspath(tmp_path / "vol.img")
+    braidfs.format(image, 64 << 20)
+    fs = BraidFileSystem(volume=image, skip_instance_cache=True)
+    files = [fs.open("/t", "w"), fs.open("/t.gz", "w", compression="gzip"), fs.open("/b.gz", "wb", compression="gzip")]
+    for file in files:
+        file.write(b"kept" if file is files[2] else "kept")
+    fs.close()
+    assert all(file.closed for file in files)
+    assert fs.cat("/t") == b"kept"
+    for name in "/t.gz", "/b.gz":
+        with fs.open(name, "rb", compression="gzip") as file:
+            assert file.read() == b"kept"
+    fs.close()
+    code = (
+        "import sys; from braidfs.fsspec import BraidFileSystem\n"
+        "f = BraidFileSystem(sys.argv[1]).open('/end', 'w'); f.write('kept')\n"
+    )
+    subprocess.run([sys.executable, "-c", code, image], check=True)
+    assert fs.cat("/end") == b"kept"
+    fs.close()
+
+
+def test_lists_and_depths_are_removed():
+    with braidfs.Volume.in_memory(64 << 20) as volume:
+        fs = BraidFileSystem(volume)
+
+        def fill():
+            for name in "/d/f", "/d/sub/f", "/d/sub/deep/f", "/e/f":
+                fs.pipe(name, b"1")
+
+        fill()
+        fs.rm(["/d", "/d/f", "/d/sub/deep", "/e"], recursive=True)
+        assert fs.ls("/") == []
+        fill()
+        fs.rm(["/d/sub/deep", "/d/sub/deep/f", "/e", "/e/f"])
+        assert fs.find("/") == ["/d/f", "/d/sub/f"]
+        fill()
+        fs.rm("/d/**", recursive=True)
+        assert fs.find("/") == ["/e/f"]
+        fill()
+        fs.rm(["/d", "/e"], recursive=True, maxdepth=2)
+        assert fs.find("/", withdirs=True) == ["/", "/d", "/d/sub", "/d/sub/deep", "/d/sub/deep/f"]
+        with pytest.raises(OSError) as caught:
+            fs.rm(["/", "/d"], recursive=True)
+        assert caught.value.errno == errno.EBUSY and fs.exists("/d/sub/deep/f")
 
 
 def test_text_and_compression(image, fs):
