@@ -119,6 +119,18 @@ impl Library {
         let (dir, name) = call(self.volume.resolve_parent(relative(path), &self.cred))?;
         call(self.volume.create(dir, name, &NewNode { kind, mode, umask: 0, rdev, target }, &self.cred)).map(drop)
     }
+    /// File capabilities are not for other content, nor for another owner. The kernel takes them away at the first write;
+    /// here that is done by the open for writing, so that no write has to look.
+    #[inline]
+    fn remove_capabilities(&self, file: &OpenFile) -> io::Result<()> {
+        if !self.volume.has_capabilities(file) {
+            return Ok(());
+        }
+        match self.volume.remove_capabilities(file.ino()) {
+            Err(Error::NoAttr) => Ok(()),
+            done => call(done),
+        }
+    }
 }
 
 impl FileSystem for Library {
@@ -128,7 +140,11 @@ impl FileSystem for Library {
     fn open(&self, path: &CStr, how: OpenHow) -> io::Result<OpenFile> {
         let OpenHow { read, write, create, exclusive, truncate, no_follow, mode, .. } = how;
         let how = braidfs::OpenHow { read, write, create, exclusive, truncate, no_follow, mode, ..Default::default() };
-        call(self.volume.open_path(relative(path), how, &self.cred))
+        let file = call(self.volume.open_path(relative(path), how, &self.cred))?;
+        if write || truncate {
+            self.remove_capabilities(&file)?;
+        }
+        Ok(file)
     }
     #[inline]
     fn stat(&self, path: &CStr, follow: bool) -> io::Result<Stat> {
@@ -183,9 +199,14 @@ impl FileSystem for Library {
         if found.kind() != stat.kind {
             return Err(crate::replaced());
         }
-        call(self.volume.setattr(found.ino, &attributes(stat))).map(drop)
+        let file = call(self.volume.open(found.ino))?;
+        if file.generation() != found.generation {
+            return Err(crate::replaced());
+        }
+        self.set_attributes_of(&file, stat)
     }
     fn set_attributes_of(&self, file: &OpenFile, stat: &Stat) -> io::Result<()> {
+        self.remove_capabilities(file)?;
         call(self.volume.setattr(file.ino(), &attributes(stat))).map(drop)
     }
 

@@ -99,3 +99,33 @@ fn both_adapters_answer_alike() {
     assert_eq!(library.stat(c"/d/", true).unwrap().kind, FileKind::Dir);
     library.unmount().unwrap();
 }
+
+#[test]
+fn other_content_and_other_owners_get_no_file_capabilities() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    std::fs::File::create_new(&image).unwrap().set_len(64 << 20).unwrap();
+    Library::format(&image).unwrap();
+    let library = Library::mount(&image).unwrap();
+    let name = b"security.capability";
+    // net_raw, permitted and effective
+    let value: Vec<u8> = [0x0200_0001u32, 1 << 13, 0, 0, 0].iter().flat_map(|w| w.to_le_bytes()).collect();
+    let file = library.open(c"f", OpenHow::CREATE).unwrap();
+    library.write_all(&file, 0, b"text").unwrap();
+    let stat = library.stat(c"f", true).unwrap();
+    let truncate = OpenHow { truncate: true, ..OpenHow::WRITE };
+    let changes: [(&str, bool, &dyn Fn()); 5] = [
+        ("read", true, &|| drop(library.open(c"f", OpenHow::READ).unwrap())),
+        ("write", false, &|| library.write_all(&library.open(c"f", OpenHow::WRITE).unwrap(), 0, b"x").unwrap()),
+        ("truncate", false, &|| drop(library.open(c"f", truncate).unwrap())),
+        ("chown by name", false, &|| library.set_attributes(c"f", &stat, false).unwrap()),
+        ("chown", false, &|| library.set_attributes_of(&file, &stat).unwrap()),
+    ];
+    for (what, keeps, change) in changes {
+        library.volume.setxattr(file.ino(), name, &value, braidfs::XattrMode::Set).unwrap();
+        change();
+        assert_eq!(library.volume.has_capabilities(&file), keeps, "{what}");
+    }
+    drop(file);
+    library.unmount().unwrap();
+}
