@@ -68,6 +68,25 @@ fn modes_times_and_holes_survive() {
     assert!(used < 5000, "20 MiB of hole became {used} blocks");
 }
 
+/// Files of /sys have the size of a page, whatever their content is.
+#[test]
+fn what_ends_before_its_size_is_copied_to_its_end() {
+    let b = Bench::with_volume();
+    let odd = |path: &&str| {
+        let size = std::fs::metadata(path).map_or(0, |m| m.len());
+        std::fs::read(path).is_ok_and(|content| !content.is_empty() && (content.len() as u64) < size)
+    };
+    let candidates =
+        ["/sys/kernel/mm/transparent_hugepage/enabled", "/sys/devices/system/cpu/online", "/sys/kernel/profiling"];
+    let Some(path) = candidates.iter().find(|path| odd(path)) else {
+        _ = writeln!(stderr(), "SKIPPED: no file of /sys that is longer than its content");
+        return;
+    };
+    b.run(&["cp", path, "vol.img:/f"]).ok();
+    assert_eq!(b.run(&["cat", "vol.img:/f"]).ok().out.as_bytes(), std::fs::read(path).unwrap());
+    b.run(&["fsck", "-f", "vol.img"]).ok();
+}
+
 #[test]
 fn wrong_copies_are_refused() {
     let b = Bench::with_volume();

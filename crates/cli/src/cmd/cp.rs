@@ -357,7 +357,7 @@ impl<T: Tree> Dest<'_, T> {
         let how = OpenHow { read: false, truncate: true, no_follow: true, mode, ..OpenHow::CREATE };
         let output = out.open(&at(self.tree, to)?, how).map_err(here)?;
         let mut buf = vec![0u8; 1 << 20];
-        let mut at = 0;
+        let (mut at, mut ended) = (0, false);
         while let Some(run) = fs.next_data(&input, at).map_err(reason)? {
             at = run.start;
             while at < run.end {
@@ -369,13 +369,14 @@ impl<T: Tree> Dest<'_, T> {
                 out.write_all(&output, at, &buf[..n]).map_err(here)?;
                 at += n as u64;
             }
-            // A file that shrinks while it is copied.
+            // A file that shrinks while it is copied, or one of /sys, whose size is more than its content.
             if at < run.end {
+                ended = true;
                 break;
             }
         }
         // The rest is a hole, or has come since; files of /proc have no size and content all the same.
-        let size = stat(source, from, true)?.map_or(at, |m| m.size);
+        let size = if ended { at } else { stat(source, from, true)?.map_or(at, |m| m.size) };
         if at >= size {
             loop {
                 let n = fs.read(&input, at, &mut buf).map_err(reason)?;
