@@ -138,7 +138,7 @@ pub fn mount(id: &CellId) -> Result<Library> {
     let options = MountOptions { background: false, serial: true, cache_bytes: CACHE_BYTES, ..MountOptions::default() };
     let volume = Volume::mount(vec![device], options)?;
     std::fs::remove_file(image).map_err(|e| Error::io(image, e))?;
-    Ok(Library { volume, cred: Cred::root() })
+    Ok(Library { volume, cred: Cred::root(), umask: 0 })
 }
 
 /// What a load of worker `id` of `workers` knows.

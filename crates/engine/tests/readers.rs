@@ -14,6 +14,7 @@ const READ: OpenHow = OpenHow {
     truncate: false,
     no_follow: false,
     mode: 0,
+    umask: 0,
     later: (),
 };
 

@@ -195,8 +195,8 @@ impl Fs {
         &self.shared().cred
     }
 
-    fn masked(&self, mode: u32) -> u32 {
-        mode & 0o7777 & !self.shared().umask
+    fn umask(&self) -> u32 {
+        self.shared().umask
     }
 
     fn handle(&self, open: OpenFile, how: &OpenOptions) -> File {
@@ -220,7 +220,7 @@ impl Fs {
             return Err(Why::Invalid("open: neither read nor write, or create or truncate without write").into());
         }
         how.create |= how.exclusive;
-        how.mode = self.masked(how.mode);
+        (how.mode, how.umask) = (how.mode & 0o7777, self.umask());
         let path = bytes(path)?;
         if path.ends_with(b"/") {
             // a directory, or nothing
@@ -362,7 +362,7 @@ impl Fs {
         }
     }
 
-    /// Makes a directory with the permissions 777 less the umask.
+    /// Makes a directory with the permissions 777 less the umask, or those that a default ACL of the one above gives it.
     ///
     /// # Errors
     /// As mkdir(2).
@@ -375,7 +375,7 @@ impl Fs {
     /// # Errors
     /// As mkdir(2).
     pub fn create_dir_with(&self, path: impl AsRef<Path>, mode: u32) -> Result<()> {
-        self.volume().mkdir_path(bytes(path.as_ref())?, self.masked(mode), self.cred())?;
+        self.volume().mkdir_path_with(bytes(path.as_ref())?, mode & 0o7777, self.umask(), self.cred())?;
         Ok(())
     }
 

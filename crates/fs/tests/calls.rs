@@ -117,6 +117,29 @@ fn directories_and_names() {
     assert!(!fs.exists("hard").unwrap() && !fs.exists("a/link/file/x").unwrap() && fs.exists("a").unwrap());
 }
 
+/// As in Linux, a directory's default ACL says what new files in it have, and the umask nothing.
+#[test]
+fn a_default_acl_takes_the_place_of_the_umask() {
+    let fs = Fs::in_memory(64 << 20, &Options::default().with_umask(0o077)).unwrap();
+    fs.create_dir("plain").unwrap();
+    fs.create_dir("shared").unwrap();
+    let entries: [(u16, u16, u32); 5] = [(1, 7, !0), (2, 7, 1234), (4, 5, !0), (16, 7, !0), (32, 5, !0)];
+    let mut acl = 2u32.to_le_bytes().to_vec();
+    for (tag, may, id) in entries {
+        acl.extend([tag.to_le_bytes(), may.to_le_bytes()].concat());
+        acl.extend(id.to_le_bytes());
+    }
+    fs.set_xattr("shared", true, b"system.posix_acl_default", &acl, XattrMode::Set).unwrap();
+    for (dir, file, below) in [("plain", 0o600, 0o700), ("shared", 0o664, 0o775)] {
+        fs.write(format!("{dir}/file"), "").unwrap();
+        let fresh = OpenOptions::new().write(true).create_new(true).open(&fs, format!("{dir}/fresh")).unwrap();
+        assert_eq!(fresh.metadata().unwrap().permissions(), file, "{dir}");
+        fs.create_dir_all(format!("{dir}/dir/below")).unwrap();
+        let mode = |name: &str| fs.metadata(format!("{dir}/{name}")).unwrap().permissions();
+        assert_eq!((mode("file"), mode("dir"), mode("dir/below")), (file, below, below), "{dir}");
+    }
+}
+
 /// Nothing below a symlink goes, however deep the tree is.
 #[test]
 fn a_tree_is_removed_and_nothing_else() {

@@ -21,6 +21,8 @@ pub struct Library {
     pub volume: Volume,
     /// Who calls, in all functions.
     pub cred: Cred,
+    /// Permissions that new files do not get, but where a default ACL of the directory says what they have.
+    pub umask: u32,
 }
 
 /// The answer of the library as the kernel would give it: of the errno's kind, with the library's text.
@@ -98,7 +100,7 @@ impl Library {
     /// # Errors
     /// It cannot be mounted.
     pub fn mount_with(devices: Vec<Arc<dyn Device>>, options: MountOptions) -> io::Result<Self> {
-        Ok(Self { volume: call(Volume::mount(devices, options))?, cred: Cred::root() })
+        Ok(Self { volume: call(Volume::mount(devices, options))?, cred: Cred::root(), umask: 0 })
     }
     /// Unmounts it.
     ///
@@ -117,7 +119,8 @@ impl Library {
     }
     fn make(&self, path: &CStr, kind: FileKind, mode: u32, rdev: u64, target: &[u8]) -> io::Result<()> {
         let (dir, name) = call(self.volume.resolve_parent(relative(path), &self.cred))?;
-        call(self.volume.create(dir, name, &NewNode { kind, mode, umask: 0, rdev, target }, &self.cred)).map(drop)
+        call(self.volume.create(dir, name, &NewNode { kind, mode, umask: self.umask, rdev, target }, &self.cred))
+            .map(drop)
     }
     /// File capabilities are not for other content, nor for another owner. The kernel takes them away at the first write;
     /// here that is done by the open for writing, so that no write has to look.
@@ -139,7 +142,17 @@ impl FileSystem for Library {
     #[inline]
     fn open(&self, path: &CStr, how: OpenHow) -> io::Result<OpenFile> {
         let OpenHow { read, write, create, exclusive, truncate, no_follow, mode, .. } = how;
-        let how = braidfs::OpenHow { read, write, create, exclusive, truncate, no_follow, mode, ..Default::default() };
+        let how = braidfs::OpenHow {
+            read,
+            write,
+            create,
+            exclusive,
+            truncate,
+            no_follow,
+            mode,
+            umask: self.umask,
+            ..Default::default()
+        };
         let file = call(self.volume.open_path(relative(path), how, &self.cred))?;
         if write || truncate {
             self.remove_capabilities(&file)?;
@@ -175,7 +188,7 @@ impl FileSystem for Library {
         call(self.volume.readlink(self.attr(path, false)?.ino))
     }
     fn mkdir(&self, path: &CStr, mode: u32) -> io::Result<()> {
-        call(self.volume.mkdir_path(relative(path), mode, &self.cred)).map(drop)
+        call(self.volume.mkdir_path_with(relative(path), mode, self.umask, &self.cred)).map(drop)
     }
     fn symlink(&self, target: &CStr, path: &CStr) -> io::Result<()> {
         self.make(path, FileKind::Symlink, 0o777, 0, target.to_bytes())

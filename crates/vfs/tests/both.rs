@@ -129,3 +129,34 @@ fn other_content_and_other_owners_get_no_file_capabilities() {
     drop(file);
     library.unmount().unwrap();
 }
+
+/// As in Linux.
+#[test]
+fn a_default_acl_takes_the_place_of_the_umask() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    std::fs::File::create_new(&image).unwrap().set_len(64 << 20).unwrap();
+    Library::format(&image).unwrap();
+    let library = Library { umask: 0o077, ..Library::mount(&image).unwrap() };
+    library.mkdir(c"plain", 0o777).unwrap();
+    library.mkdir(c"shared", 0o777).unwrap();
+    let entries: [(u16, u16, u32); 5] = [(1, 7, !0), (2, 7, 1234), (4, 5, !0), (16, 7, !0), (32, 5, !0)];
+    let mut acl = 2u32.to_le_bytes().to_vec();
+    for (tag, may, id) in entries {
+        acl.extend([tag.to_le_bytes(), may.to_le_bytes()].concat());
+        acl.extend(id.to_le_bytes());
+    }
+    let shared = library.attr(c"shared", true).unwrap().ino;
+    library.volume.setxattr(shared, b"system.posix_acl_default", &acl, braidfs::XattrMode::Set).unwrap();
+    for (names, file, below) in [
+        ([c"plain/file", c"plain/pipe", c"plain/dir"], 0o600, 0o700),
+        ([c"shared/file", c"shared/pipe", c"shared/dir"], 0o664, 0o775),
+    ] {
+        drop(library.open(names[0], OpenHow { mode: 0o666, ..OpenHow::FRESH }).unwrap());
+        library.mknod(names[1], FileKind::Fifo, 0o666, 0).unwrap();
+        library.mkdir(names[2], 0o777).unwrap();
+        let modes = names.map(|name| library.stat(name, true).unwrap().mode);
+        assert_eq!(modes, [file, file, below], "{names:?}");
+    }
+    library.unmount().unwrap();
+}

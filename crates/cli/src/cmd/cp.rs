@@ -88,9 +88,6 @@ fn volume_of<'v>(volumes: &'v [Opened], target: &Target) -> Option<&'v VolumeTre
 
 /// Copies all sources to `to`, which lies in `tree`; whether something failed (it has been reported).
 fn copy_all<T: Tree>(volumes: &[Opened], from: &[Target], tree: &T, to: &Target, args: &Args) -> Result<bool, Failure> {
-    // It can only be read by setting it; nothing makes files meanwhile.
-    let umask = rustix::process::umask(rustix::fs::Mode::empty());
-    rustix::process::umask(umask);
     // Written to is one volume, where it is one at all: of a host's file that holds another one a copy can be made.
     let written = volumes.iter().filter(|v| device_of(to) == Some(&v.device)).flat_map(|v| &v.disks).collect();
     let disks = volumes.iter().flat_map(|v| &v.disks).collect();
@@ -99,7 +96,7 @@ fn copy_all<T: Tree>(volumes: &[Opened], from: &[Target], tree: &T, to: &Target,
         Ok(found) => found.is_some_and(|s| s.kind == FileKind::Dir),
         Err(e) => return Err(Failure::at("cannot copy to", tree.show(path), e)),
     };
-    let dest = Dest { tree, path, into_dir, args, umask: umask.as_raw_mode(), disks, written };
+    let dest = Dest { tree, path, into_dir, args, disks, written };
     if !into_dir && from.len() > 1 {
         let why = "several files can only be copied into a directory: make it first";
         return Err(Failure::at("cannot copy to", tree.show(path), why));
@@ -163,7 +160,6 @@ struct Dest<'a, T> {
     /// It is a directory: what is copied lies in it.
     into_dir: bool,
     args: &'a Args,
-    umask: u32,
     /// Devices of all volumes that are open: no file of the host that is one of them is written, or replaced.
     disks: Vec<&'a Identity>,
     /// Of the volume that is written to: no file of the host that is one of them is read.
@@ -248,7 +244,8 @@ impl<T: Tree> Dest<'_, T> {
         let is_named = top && !self.into_dir && meta.kind == FileKind::File;
         let stream = if is_named { self.stream(to)? } else { None };
         old = stream.or(old);
-        let mode = if self.args.preserve { meta.mode & 0o777 } else { meta.mode & !self.umask & 0o777 };
+        // without the umask: where the directory has a default ACL, that takes the place of it
+        let mode = meta.mode & 0o777;
         if walk.same_tree && old.is_some_and(|o| o.id == meta.id) {
             return Err(format!("{} is the same file", self.tree.show(to)));
         }

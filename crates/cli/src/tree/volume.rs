@@ -39,11 +39,14 @@ impl VolumeTree {
     /// # Errors
     /// As [`open::volume`].
     pub fn open(device: &Path, write: bool) -> Result<Self, Failure> {
+        // It can only be read by setting it; nothing makes files meanwhile.
+        let umask = rustix::process::umask(rustix::fs::Mode::empty());
+        rustix::process::umask(umask);
         let volume = open::volume(&[device.to_path_buf()], write)?;
         // New files belong to who runs the command; every file may be touched.
         let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
         let cred = Cred { uid, gid, groups: Arc::new([]), privileged: true };
-        Ok(Self { fs: Library { volume, cred }, device: device.display().to_string() })
+        Ok(Self { fs: Library { volume, cred, umask: umask.as_raw_mode() }, device: device.display().to_string() })
     }
 
     /// See [`open::close`].

@@ -37,8 +37,10 @@ pub struct OpenHow {
     pub truncate: bool,
     /// Fail where the last part of the path is a symbolic link (O_NOFOLLOW).
     pub no_follow: bool,
-    /// Permissions of a new file, umask already applied.
+    /// Permissions of a new file.
     pub mode: u32,
+    /// Permissions that a new file does not get, but where the directory has a default ACL: that takes the place of it.
+    pub umask: u32,
     /// Not for you to name: a literal ends in `..Default::default()`, so that an option that comes breaks nobody.
     #[doc(hidden)]
     pub later: (),
@@ -257,7 +259,7 @@ impl Volume {
                 && let Some(dir) = self.quick_seen(above, cred)
                 && self.permit_cell(&dir, cred, WRITE | SEARCH).is_ok()
             {
-                return self.create_open(&dir, || dir.arc(), name, how.mode, cred);
+                return self.create_open(&dir, || dir.arc(), name, (how.mode, how.umask), cred);
             }
         } else if let Some(c) = self.quick_look(path, cred)
             && let Some(f) = self.open_found(&c, || OpenCell::of_ref(&c), how, cred)?
@@ -287,7 +289,7 @@ impl Volume {
             };
             let Some(c) = c else {
                 self.permit_cell(&w.dir, cred, WRITE | SEARCH)?;
-                return match self.create_open(&w.dir, || w.dir.clone(), &w.name, how.mode, cred) {
+                return match self.create_open(&w.dir, || w.dir.clone(), &w.name, (how.mode, how.umask), cred) {
                     Err(Error::Exists) if !how.exclusive => continue, // somebody was faster
                     done => done.map(Some),
                 };
@@ -311,11 +313,11 @@ impl Volume {
         dir: &Cell,
         whole: impl Fn() -> Arc<Cell>,
         name: &[u8],
-        mode: u32,
+        (mode, umask): (u32, u32),
         cred: &Cred,
     ) -> Result<OpenFile> {
         let i = self.mounted();
-        let new = NewNode { kind: FileKind::File, mode, umask: 0, rdev: 0, target: b"" };
+        let new = NewNode { kind: FileKind::File, mode, umask, rdev: 0, target: b"" };
         i.pace_change(dir.ino);
         loop {
             let (c, _) = i.create_seen(dir, &whole, name, &new, cred)?;
@@ -362,12 +364,20 @@ impl Volume {
         self.mounted().create_in(&dir, name, new, cred).map(|(_, a)| a)
     }
 
-    /// `mkdir`.
+    /// `mkdir`, with the umask 0.
     ///
     /// # Errors
     /// As `mkdir(2)`.
     pub fn mkdir_path(&self, path: &[u8], mode: u32, cred: &Cred) -> Result<Attr> {
-        self.make(path, &NewNode { kind: FileKind::Dir, mode, umask: 0, rdev: 0, target: b"" }, cred)
+        self.mkdir_path_with(path, mode, 0, cred)
+    }
+
+    /// `mkdir`. A default ACL of the directory above takes the place of `umask`.
+    ///
+    /// # Errors
+    /// As `mkdir(2)`.
+    pub fn mkdir_path_with(&self, path: &[u8], mode: u32, umask: u32, cred: &Cred) -> Result<Attr> {
+        self.make(path, &NewNode { kind: FileKind::Dir, mode, umask, rdev: 0, target: b"" }, cred)
     }
 
     /// `symlink`.
