@@ -294,6 +294,26 @@ fn attributes_reach_a_directory_behind_a_link() {
     assert!(["out", "data/e/v1"].iter().all(|l| std::fs::symlink_metadata(b.path(l)).unwrap().is_symlink()));
 }
 
+/// They were given rights to be filled.
+#[test]
+fn directories_have_the_rights_of_their_owner_that_they_came_with() {
+    let b = Bench::with_volume();
+    b.write("d/shut/f", "content");
+    let mode = |path: &str, mode| std::fs::set_permissions(b.path(path), PermissionsExt::from_mode(mode)).unwrap();
+    mode("d/shut", 0o555);
+    for args in
+        [["cp", "-r", "d", "vol.img:/d"], ["cp", "-r", "vol.img:/d", "out"], ["cp", "-rp", "vol.img:/d", "kept"]]
+    {
+        b.run(&args).ok();
+    }
+    assert!(b.run(&["ls", "-l", "vol.img:/d"]).ok().out.contains("dr-xr-xr-x"));
+    for path in ["out/shut", "kept/shut"] {
+        assert_eq!(std::fs::metadata(b.path(path)).unwrap().mode() & 0o7777, 0o555, "{path}");
+        assert_eq!(b.read(&format!("{path}/f")), b"content");
+    }
+    ["d/shut", "out/shut", "kept/shut"].iter().for_each(|path| mode(path, 0o755));
+}
+
 /// As in a chroot to a system that is to be repaired.
 #[test]
 fn attributes_are_kept_without_proc() {

@@ -181,7 +181,7 @@ enum Step {
         to: Vec<u8>,
         top: bool,
     },
-    /// All below has been copied: now the directory's own times can be set.
+    /// All below has been copied: now the directory's own times can be set, and its owner may lose rights.
     Finish {
         from: Vec<u8>,
         to: Vec<u8>,
@@ -207,7 +207,10 @@ impl<T: Tree> Dest<'_, T> {
         let mut walk = Walk { stack, seen: HashSet::new(), same_tree };
         while let Some(step) = walk.stack.pop() {
             let (from, result) = match step {
-                Step::Finish { from, to, meta, top } => (from, self.set_attributes(&to, &meta, top)),
+                Step::Finish { from, to, meta, top } => {
+                    let result = self.finish(&to, &meta, top);
+                    (from, result)
+                }
                 Step::Copy { from, to, top } => {
                     let result = self.one(source, &from, &to, top, &mut walk);
                     (from, result)
@@ -273,7 +276,7 @@ impl<T: Tree> Dest<'_, T> {
                 // a loop must not lead to what is being made
                 walk.seen.extend(stat(self.tree, to, true).map_err(here)?.map(|made| made.id));
             }
-            if self.args.preserve {
+            if self.args.preserve || (old.is_none() && mode & 0o700 != 0o700) {
                 walk.stack.push(Step::Finish { from: from.to_vec(), to: to.to_vec(), meta, top });
             }
             for name in source.fs().list(&at(source, from)?).map_err(reason)? {
@@ -313,6 +316,16 @@ impl<T: Tree> Dest<'_, T> {
             kind => fs.mknod(&at(self.tree, to)?, kind, mode, meta.rdev).map_err(reason).map_err(here)?,
         }
         if self.args.preserve { self.set_attributes(to, &meta, false) } else { Ok(()) }
+    }
+
+    /// Gives a directory that is filled what it is to have.
+    fn finish(&self, to: &[u8], meta: &Stat, top: bool) -> Res<()> {
+        if self.args.preserve {
+            return self.set_attributes(to, meta, top);
+        }
+        let made = stat(self.tree, to, top)?.ok_or("it was removed meanwhile")?;
+        // without what it had to be filled
+        self.set_attributes(to, &Stat { mode: made.mode & !(0o700 & !meta.mode), ..made }, top)
     }
 
     fn set_attributes(&self, to: &[u8], meta: &Stat, follow: bool) -> Res<()> {
