@@ -314,6 +314,88 @@ fn directories_have_the_rights_of_their_owner_that_they_came_with() {
     ["d/shut", "out/shut", "kept/shut"].iter().for_each(|path| mode(path, 0o755));
 }
 
+const ACCESS_ACL: &str = "system.posix_acl_access";
+const DEFAULT_ACL: &str = "system.posix_acl_default";
+
+/// rwx for user 1234, what `group` says for the group, nothing for others.
+fn acl(group: u16) -> Vec<u8> {
+    let mut acl = 2u32.to_le_bytes().to_vec();
+    for (tag, may, id) in [(1u16, 7u16, !0u32), (2, 7, 1234), (4, group, !0), (16, 7, !0), (32, 0, !0)] {
+        acl.extend([tag.to_le_bytes(), may.to_le_bytes()].concat());
+        acl.extend(id.to_le_bytes());
+    }
+    acl
+}
+
+#[test]
+fn acls_capabilities_and_attributes_are_kept() {
+    let b = Bench::with_volume();
+    b.write("d/f", "content");
+    b.write("d/plain", "content");
+    let set = |path: &str, name: &str, value: &[u8]| {
+        rustix::fs::setxattr(b.path(path), name, value, rustix::fs::XattrFlags::empty())
+    };
+    let get = |path: String, name: &str| {
+        let mut value = vec![0; 4096];
+        rustix::fs::getxattr(b.path(&path), name, &mut value[..]).ok().map(|n| value[..n].to_vec())
+    };
+    // net_raw, permitted and effective
+    let capability: Vec<u8> = [0x0200_0001u32, 1 << 13, 0, 0, 0].iter().flat_map(|w| w.to_le_bytes()).collect();
+    let all = [
+        ("d/f", "user.tag", b"blue".to_vec()),
+        ("d", "user.tag", b"red".to_vec()),
+        ("d/f", ACCESS_ACL, acl(4)),
+        ("d", ACCESS_ACL, acl(0)),
+        ("d", DEFAULT_ACL, acl(5)),
+        ("d/f", "security.capability", capability),
+    ];
+    let there: Vec<_> = all.iter().filter(|(path, name, value)| set(path, name, value).is_ok()).collect();
+    if there.len() < all.len() {
+        _ = writeln!(stderr(), "SKIPPED: {} attributes that the host does not take", all.len() - there.len());
+    }
+    b.run(&["cp", "-rp", "d", "vol.img:/d"]).ok();
+    b.run(&["cp", "-rp", "vol.img:/d", "vol.img:/again"]).ok();
+    b.run(&["cp", "-rp", "vol.img:/again", "out"]).ok();
+    for (path, name, value) in &there {
+        assert_eq!(get(path.replacen('d', "out", 1), name).as_ref(), Some(value), "{path} {name}");
+    }
+    let mode = |path: &str| std::fs::metadata(b.path(path)).unwrap().mode();
+    for (from, to) in [("d", "out"), ("d/f", "out/f"), ("d/plain", "out/plain")] {
+        assert_eq!(mode(from), mode(to), "{to}");
+    }
+    // what has no ACL gets none of the directory's
+    b.run(&["cp", "-p", "vol.img:/again/plain", "vol.img:/again/new"]).ok();
+    b.run(&["cp", "-p", "vol.img:/again/new", "d/new"]).ok();
+    assert_eq!((get("d/new".into(), ACCESS_ACL), mode("d/new")), (None, mode("d/plain")));
+    b.run(&["cp", "vol.img:/again/f", "bare"]).ok();
+    assert!(["user.tag", ACCESS_ACL, "security.capability"].iter().all(|name| get("bare".into(), name).is_none()));
+    b.run(&["fsck", "-f", "vol.img"]).ok();
+}
+
+#[test]
+fn attributes_that_are_lost_are_told_of_once() {
+    let b = Bench::with_volume();
+    for name in ["d/a", "d/b"] {
+        b.write(name, "content");
+        let set = |name: &str| rustix::fs::setxattr(b.path(name), "trusted.t", b"1", rustix::fs::XattrFlags::empty());
+        if set(name).is_err() {
+            _ = writeln!(stderr(), "SKIPPED: trusted attributes need root, and a file system that has them");
+            return;
+        }
+    }
+    b.run(&["cp", "-rp", "d", "vol.img:/d"]).ok();
+    let mode = |path: &str, mode| std::fs::set_permissions(b.path(path), PermissionsExt::from_mode(mode)).unwrap();
+    mode(".", 0o777);
+    mode("vol.img", 0o644);
+    let copy = run(Command::new(env!("CARGO_BIN_EXE_braidfs"))
+        .args(["cp", "-rp", "vol.img:/d", "out"])
+        .current_dir(b.path("."))
+        .uid(65534)
+        .gid(65534));
+    copy.fails(1, &["does not get its attribute trusted.t"]);
+    assert_eq!((b.read("out/a"), b.read("out/b")), (b"content".to_vec(), b"content".to_vec()));
+}
+
 /// As in a chroot to a system that is to be repaired.
 #[test]
 fn attributes_are_kept_without_proc() {

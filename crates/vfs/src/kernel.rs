@@ -1,8 +1,8 @@
 //! The kernel's file systems, by system calls. Low-level module: the `unsafe` of one that rustix lacks is here.
 
-use crate::{FileKind, FileSystem, OpenHow, Stat, Timestamp};
+use crate::{FileKind, FileSystem, OpenHow, Stat, Timestamp, Xattr};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use rustix::fs::{self, AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
+use rustix::fs::{self, AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 use std::ffi::CStr;
 use std::io;
@@ -10,6 +10,9 @@ use std::ops::Range;
 use std::path::Path;
 
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+/// Bytes of the names of all extended attributes of a file, and of one value, at most.
+const XATTRS_MAX: usize = 1 << 16;
 
 /// A mounted file system. An interrupted call is made again.
 #[derive(Debug)]
@@ -120,6 +123,7 @@ impl FileSystem for Kernel {
         flags.set(OFlags::DIRECT, how.direct);
         flags.set(OFlags::SYNC, how.sync);
         flags.set(OFlags::NOFOLLOW, how.no_follow);
+        flags.set(OFlags::DIRECTORY, how.directory);
         again(|| fs::openat(self.root(), path, flags, Mode::from_raw_mode(how.mode)))
     }
     #[inline]
@@ -198,6 +202,25 @@ impl FileSystem for Kernel {
         let mode = may_have(stat, |uid, gid| fs::fchown(file, uid, gid))?;
         fs::fchmod(file, Mode::from_raw_mode(mode))?;
         Ok(fs::futimens(file, &times(stat))?)
+    }
+    fn xattrs_of(&self, file: &OwnedFd) -> io::Result<Vec<Xattr>> {
+        let mut names = vec![0; XATTRS_MAX];
+        let len = match fs::flistxattr(file, &mut names[..]) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(Vec::new()),
+            len => len?,
+        };
+        let (mut found, mut value) = (Vec::new(), vec![0; XATTRS_MAX]);
+        for name in names[..len].split(|b| *b == 0).filter(|name| !name.is_empty()) {
+            match fs::fgetxattr(file, name, &mut value[..]) {
+                // it is gone; or a name for something else, which cannot be read
+                Err(Errno::NODATA | Errno::OPNOTSUPP) => {}
+                len => found.push((name.to_vec(), value[..len?].to_vec())),
+            }
+        }
+        Ok(found)
+    }
+    fn set_xattr_of(&self, file: &OwnedFd, name: &[u8], value: &[u8]) -> io::Result<()> {
+        Ok(fs::fsetxattr(file, name, value, XattrFlags::empty())?)
     }
 
     #[inline]

@@ -44,6 +44,8 @@ pub struct OpenHow {
     pub sync: bool,
     /// O_NOFOLLOW: a symlink at the end is refused.
     pub no_follow: bool,
+    /// O_DIRECTORY: what is no directory is refused.
+    pub directory: bool,
     /// Permissions of a new file.
     pub mode: u32,
 }
@@ -60,6 +62,7 @@ impl OpenHow {
         direct: false,
         sync: false,
         no_follow: false,
+        directory: false,
         mode: 0,
     };
     /// O_RDWR of a file that is there.
@@ -100,6 +103,9 @@ pub struct Stat {
     pub id: (u64, u64),
 }
 
+/// An extended attribute: its name and its value.
+pub type Xattr = (Vec<u8>, Vec<u8>);
+
 /// A file system, called from any number of threads. All functions fail with what it answered; the error's kind is that
 /// of the errno.
 #[allow(clippy::missing_errors_doc)] // said once, above
@@ -133,6 +139,10 @@ pub trait FileSystem: Send + Sync {
     fn set_attributes(&self, path: &CStr, stat: &Stat, follow: bool) -> io::Result<()>;
     /// As [`FileSystem::set_attributes`], of an open file: whatever has its name by now.
     fn set_attributes_of(&self, file: &Self::File, stat: &Stat) -> io::Result<()>;
+    /// flistxattr(2) and fgetxattr(2): all extended attributes, names with values; none where the file system knows none.
+    fn xattrs_of(&self, file: &Self::File) -> io::Result<Vec<Xattr>>;
+    /// fsetxattr(2): made or replaced.
+    fn set_xattr_of(&self, file: &Self::File, name: &[u8], value: &[u8]) -> io::Result<()>;
 
     /// pread(2): the number of bytes, 0 at the end.
     fn read(&self, file: &Self::File, offset: u64, buf: &mut [u8]) -> io::Result<usize>;

@@ -3,9 +3,10 @@
 //! Paths start at the root of the volume, with or without a slash. O_DIRECT and O_APPEND mean nothing: there is no page
 //! cache of the kernel to go around, and [`FileSystem::append`] says itself where it writes.
 
-use crate::{FileKind, FileSystem, OpenHow, Stat};
+use crate::{FileKind, FileSystem, OpenHow, Stat, Xattr};
 use braidfs::{
-    Attr, Cred, Error, MkfsOptions, MountOptions, NewNode, OpenFile, RenameMode, SetAttr, SetTime, Volume, mkfs,
+    Attr, Cred, Error, MkfsOptions, MountOptions, NewNode, OpenFile, RenameMode, SetAttr, SetTime, Volume, XattrMode,
+    mkfs,
 };
 use braidfs_device::{Device, FileDevice};
 use std::ffi::CStr;
@@ -141,7 +142,7 @@ impl FileSystem for Library {
 
     #[inline]
     fn open(&self, path: &CStr, how: OpenHow) -> io::Result<OpenFile> {
-        let OpenHow { read, write, create, exclusive, truncate, no_follow, mode, .. } = how;
+        let OpenHow { read, write, create, exclusive, truncate, no_follow, directory, mode, .. } = how;
         let how = braidfs::OpenHow {
             read,
             write,
@@ -156,6 +157,9 @@ impl FileSystem for Library {
         let file = call(self.volume.open_path(relative(path), how, &self.cred))?;
         if write || truncate {
             self.remove_capabilities(&file)?;
+        }
+        if directory && call(self.volume.getattr(file.ino()))?.kind() != FileKind::Dir {
+            return Err(error(Error::NotDir));
         }
         Ok(file)
     }
@@ -221,6 +225,17 @@ impl FileSystem for Library {
     fn set_attributes_of(&self, file: &OpenFile, stat: &Stat) -> io::Result<()> {
         self.remove_capabilities(file)?;
         call(self.volume.setattr(file.ino(), &attributes(stat))).map(drop)
+    }
+    fn xattrs_of(&self, file: &OpenFile) -> io::Result<Vec<Xattr>> {
+        let names = call(self.volume.listxattr(file.ino()))?;
+        let value = |name: Vec<u8>| match self.volume.getxattr(file.ino(), &name) {
+            Err(Error::NoAttr) => None,
+            value => Some(call(value).map(|value| (name, value))),
+        };
+        names.into_iter().filter_map(value).collect()
+    }
+    fn set_xattr_of(&self, file: &OpenFile, name: &[u8], value: &[u8]) -> io::Result<()> {
+        call(self.volume.setxattr(file.ino(), name, value, XattrMode::Set))
     }
 
     #[inline]

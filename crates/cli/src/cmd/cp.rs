@@ -6,12 +6,15 @@
 //! the standard output that is itself named as the destination, or a symlink to it, is written into, as by cp(1): what lies in
 //! a directory that is named is replaced. The devices of the volumes are never written as files of the host.
 
+mod keep;
+
 use crate::failure::{Failure, Outcome, host_error};
 use crate::mounted::{Identity, identities};
 use crate::tree::volume::VolumeTree;
 use crate::tree::{HostTree, MET_BEFORE, Target, Tree};
 use crate::{open, text};
 use braidfs_vfs::{FileKind, FileSystem, OpenHow, Stat};
+use keep::Losses;
 use std::collections::HashSet;
 use std::ffi::{CString, OsString};
 use std::io;
@@ -31,8 +34,10 @@ pub struct Args {
     /// Directories and all below; symlinks are copied as symlinks
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
-    /// Keep owner, group, mode and times; without the right to give files away, what can be, and then no set-user-ID,
-    /// set-group-ID and sticky bits
+    /// Keep owner, group, mode and times, of files and directories also ACLs, file capabilities and the extended attributes
+    /// user.* and trusted.*; without the right to give files away, what can be, and then no set-user-ID, set-group-ID and sticky
+    /// bits. An attribute that the destination does not take is told of, and the exit code is 1. Hard links become files of their
+    /// own, with -p too
     #[arg(short, long)]
     preserve: bool,
     /// Sources, then the destination: paths of the host or DEVICE:PATH
@@ -96,7 +101,7 @@ fn copy_all<T: Tree>(volumes: &[Opened], from: &[Target], tree: &T, to: &Target,
         Ok(found) => found.is_some_and(|s| s.kind == FileKind::Dir),
         Err(e) => return Err(Failure::at("cannot copy to", tree.show(path), e)),
     };
-    let dest = Dest { tree, path, into_dir, args, disks, written };
+    let dest = Dest { tree, path, into_dir, args, disks, written, losses: Losses::default() };
     if !into_dir && from.len() > 1 {
         let why = "several files can only be copied into a directory: make it first";
         return Err(Failure::at("cannot copy to", tree.show(path), why));
@@ -110,7 +115,7 @@ fn copy_all<T: Tree>(volumes: &[Opened], from: &[Target], tree: &T, to: &Target,
             None => dest.copy(&HostTree::HERE, path, same),
         };
     }
-    Ok(failed)
+    Ok(failed || dest.losses.any())
 }
 
 fn device_of(t: &Target) -> Option<&PathBuf> {
@@ -133,6 +138,9 @@ fn reason(e: io::Error) -> String {
 fn c(text: &[u8]) -> Res<CString> {
     CString::new(text).map_err(|_| "a path cannot hold a zero byte".into())
 }
+
+/// An open file of a tree.
+type Open<T> = <<T as Tree>::Fs as FileSystem>::File;
 
 /// A path as the tree's file system takes it.
 fn at(tree: &impl Tree, path: &[u8]) -> Res<CString> {
@@ -164,6 +172,7 @@ struct Dest<'a, T> {
     disks: Vec<&'a Identity>,
     /// Of the volume that is written to: no file of the host that is one of them is read.
     written: Vec<&'a Identity>,
+    losses: Losses,
 }
 
 /// One walk.
@@ -208,7 +217,7 @@ impl<T: Tree> Dest<'_, T> {
         while let Some(step) = walk.stack.pop() {
             let (from, result) = match step {
                 Step::Finish { from, to, meta, top } => {
-                    let result = self.finish(&to, &meta, top);
+                    let result = self.finish(source, &from, &to, &meta, top);
                     (from, result)
                 }
                 Step::Copy { from, to, top } => {
@@ -247,8 +256,8 @@ impl<T: Tree> Dest<'_, T> {
         let is_named = top && !self.into_dir && meta.kind == FileKind::File;
         let stream = if is_named { self.stream(to)? } else { None };
         old = stream.or(old);
-        // without the umask: where the directory has a default ACL, that takes the place of it
-        let mode = meta.mode & 0o777;
+        // Without the umask: where the directory has a default ACL, that takes the place of it. For nobody else until all is set.
+        let mode = meta.mode & if self.args.preserve { 0o700 } else { 0o777 };
         if walk.same_tree && old.is_some_and(|o| o.id == meta.id) {
             return Err(format!("{} is the same file", self.tree.show(to)));
         }
@@ -303,11 +312,8 @@ impl<T: Tree> Dest<'_, T> {
         }
         match meta.kind {
             FileKind::File => {
-                let file = self.content(source, from, to, if old.is_some() { 0o600 } else { mode })?;
-                return match self.args.preserve {
-                    true => fs.set_attributes_of(&file, &meta).map_err(reason).map_err(here),
-                    false => Ok(()),
-                };
+                let (input, file) = self.content(source, from, to, if old.is_some() { 0o600 } else { mode })?;
+                return if self.args.preserve { self.keep(source, &input, &file, &meta, to) } else { Ok(()) };
             }
             FileKind::Symlink => {
                 let target = source.fs().read_link(&at(source, from)?).map_err(reason)?;
@@ -319,13 +325,25 @@ impl<T: Tree> Dest<'_, T> {
     }
 
     /// Gives a directory that is filled what it is to have.
-    fn finish(&self, to: &[u8], meta: &Stat, top: bool) -> Res<()> {
-        if self.args.preserve {
-            return self.set_attributes(to, meta, top);
+    fn finish(&self, source: &impl Tree, from: &[u8], to: &[u8], meta: &Stat, top: bool) -> Res<()> {
+        if !self.args.preserve {
+            let made = stat(self.tree, to, top)?.ok_or("it was removed meanwhile")?;
+            // without what it had to be filled
+            return self.set_attributes(to, &Stat { mode: made.mode & !(0o700 & !meta.mode), ..made }, top);
         }
-        let made = stat(self.tree, to, top)?.ok_or("it was removed meanwhile")?;
-        // without what it had to be filled
-        self.set_attributes(to, &Stat { mode: made.mode & !(0o700 & !meta.mode), ..made }, top)
+        let how = OpenHow { directory: true, no_follow: true, ..OpenHow::READ };
+        let input = source.fs().open(&at(source, from)?, how).map_err(reason)?;
+        let file = self.tree.fs().open(&at(self.tree, to)?, OpenHow { no_follow: !top, ..how });
+        let file = file.map_err(|e| format!("to {}: {}", self.tree.show(to), reason(e)))?;
+        self.keep(source, &input, &file, meta, to)
+    }
+
+    /// Gives a copy what `meta` says, and the extended attributes.
+    fn keep<S: Tree>(&self, source: &S, input: &Open<S>, file: &Open<T>, meta: &Stat, to: &[u8]) -> Res<()> {
+        let xattrs = source.fs().xattrs_of(input).map_err(reason)?;
+        let lost = |name: &[u8], e| self.losses.tell(&self.tree.show(to), name, &reason(e));
+        let kept = keep::keep(self.tree.fs(), file, meta, &xattrs, lost);
+        kept.map_err(|e| format!("to {}: {}", self.tree.show(to), reason(e)))
     }
 
     fn set_attributes(&self, to: &[u8], meta: &Stat, follow: bool) -> Res<()> {
@@ -359,8 +377,8 @@ impl<T: Tree> Dest<'_, T> {
         }
     }
 
-    /// The copy, open.
-    fn content(&self, source: &impl Tree, from: &[u8], to: &[u8], mode: u32) -> Res<<T::Fs as FileSystem>::File> {
+    /// Copies the content; both files, open.
+    fn content<S: Tree>(&self, source: &S, from: &[u8], to: &[u8], mode: u32) -> Res<(Open<S>, Open<T>)> {
         let here = |e: io::Error| format!("to {}: {}", self.tree.show(to), reason(e));
         let (fs, out) = (source.fs(), self.tree.fs());
         let input = fs.open(&at(source, from)?, OpenHow::READ).map_err(reason)?;
@@ -398,6 +416,6 @@ impl<T: Tree> Dest<'_, T> {
             }
         }
         out.truncate(&output, at.max(size)).map_err(here)?;
-        Ok(output)
+        Ok((input, output))
     }
 }
