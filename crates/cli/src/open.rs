@@ -90,12 +90,27 @@ pub fn volume(args: &[PathBuf], write: bool) -> Result<Volume, Failure> {
     mount(devices(&paths, write)?, &paths, write)
 }
 
+/// [`volume`], for a walk through any number of files, which may take long: its threads keep the memory within the cache and commit,
+/// as those of a mount.
+///
+/// # Errors
+/// As [`volume`].
+pub fn volume_to_walk(args: &[PathBuf], write: bool) -> Result<Volume, Failure> {
+    let paths = expand(args);
+    let options = MountOptions { background: true, defragment: false, ..offline_options(write) };
+    mount_with(devices(&paths, write)?, &paths, options)
+}
+
 /// The volume on `devices`, opened from `paths`.
 ///
 /// # Errors
 /// No braidfs volume; damage.
 pub fn mount(devices: Vec<Arc<dyn Device>>, paths: &[PathBuf], write: bool) -> Result<Volume, Failure> {
-    let opened = Volume::mount(devices, offline_options(write)).and_then(|v| {
+    mount_with(devices, paths, offline_options(write))
+}
+
+fn mount_with(devices: Vec<Arc<dyn Device>>, paths: &[PathBuf], options: MountOptions) -> Result<Volume, Failure> {
+    let opened = Volume::mount(devices, options).and_then(|v| {
         // as the process of a mount: stopped for long, it must not go on writing where another machine has the volume
         v.kill_when_stopped()?;
         Ok(v)

@@ -37,12 +37,12 @@ impl VolumeTree {
     /// Opens the volume on `device` (see [`open::expand`]).
     ///
     /// # Errors
-    /// As [`open::volume`].
+    /// As [`open::volume_to_walk`].
     pub fn open(device: &Path, write: bool) -> Result<Self, Failure> {
         // It can only be read by setting it; nothing makes files meanwhile.
         let umask = rustix::process::umask(rustix::fs::Mode::empty());
         rustix::process::umask(umask);
-        let volume = open::volume(&[device.to_path_buf()], write)?;
+        let volume = open::volume_to_walk(&[device.to_path_buf()], write)?;
         // New files belong to who runs the command; every file may be touched.
         let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
         let cred = Cred { uid, gid, groups: Arc::new([]), privileged: true };
