@@ -38,6 +38,8 @@ struct Writer {
     call: Option<Call>,
     /// What it may take.
     blocks: u64,
+    /// It is seen to write past the cache: what it does not take so the kernel does not hold.
+    past_cache: bool,
     told: Instant,
 }
 
@@ -121,7 +123,9 @@ impl DirtyGrants {
     /// As it was in another process; the writers count as told just now.
     pub fn of_handed(handed: &HandedGrants) -> Self {
         let told = Instant::now();
-        let writer = |&(key, id, blocks): &(u64, u64, u64)| (key, Writer { id: WireId(id), call: None, blocks, told });
+        let writer = |&(key, id, blocks): &(u64, u64, u64)| {
+            (key, Writer { id: WireId(id), call: None, blocks, past_cache: false, told })
+        };
         Self(Mutex::new(Ledger {
             granted: handed.granted,
             taking: 0,
@@ -137,7 +141,9 @@ impl DirtyGrants {
     pub fn grant(&self, asker: Asker, blocks: u64, room: impl FnOnce() -> u64, tell: impl FnOnce(u64)) -> bool {
         let mut l = self.0.lock();
         let Asker { id, call, .. } = asker;
-        l.writers.remove(&asker.key());
+        if let Some(before) = l.writers.remove(&asker.key()).filter(|w| w.past_cache) {
+            l.granted = l.granted.saturating_sub(before.blocks);
+        }
         if l.writers.len() >= l.look_at.max(MANY) {
             l.forget_gone();
             l.look_at = 2 * l.writers.len();
@@ -148,24 +154,28 @@ impl DirtyGrants {
         let Some(granted) = granted else { return false };
         l.granted = granted;
         l.promised.insert(id.ino().0, id);
-        l.writers.insert(asker.key(), Writer { id, call, blocks, told: Instant::now() });
+        l.writers.insert(asker.key(), Writer { id, call, blocks, past_cache: false, told: Instant::now() });
         true
     }
 
     /// A request is about to take so many blocks past the cache: they are counted until [`Self::has_taken`], where they fit into
     /// `room` beside what is granted, or nothing is, so that who counts them knows better. `of`: the thread whose call it is, where
-    /// the kernel has asked before that: what was granted then is taken now, and not by the cache.
+    /// the kernel has asked before that: of what was granted then they are taken now, and not by the cache. The call may have more
+    /// requests under way at once, which have the rest.
     pub fn take(&self, of: Option<Asker>, blocks: u64, room: impl FnOnce() -> u64) -> bool {
         let mut l = self.0.lock();
         let key = of.filter(|of| of.thread != 0).map(|of| of.key());
         let of = of.map(|of| of.id);
-        let own = key.and_then(|key| l.writers.get(&key)).filter(|w| Some(w.id) == of).map_or(0, |w| w.blocks);
+        let writer = key.and_then(|key| l.writers.get(&key)).filter(|w| Some(w.id) == of);
+        let own = writer.map_or(0, |w| w.blocks.min(blocks));
         let (granted, taking) = (l.granted.saturating_sub(own), l.taking.saturating_add(blocks));
-        let fits = granted == 0 || room() >= granted.saturating_add(taking);
+        // what it was granted whole had room then, and some of that may be taken by now
+        let fits = own == blocks || granted == 0 || room() >= granted.saturating_add(taking);
         if fits {
             (l.granted, l.taking) = (granted, taking);
-            if let Some(key) = key.filter(|_| own > 0) {
-                l.writers.remove(&key);
+            if let Some(writer) = key.filter(|_| own > 0).and_then(|key| l.writers.get_mut(&key)) {
+                writer.blocks -= own;
+                writer.past_cache = true;
             }
         }
         fits
@@ -339,6 +349,27 @@ mod tests {
         assert!(!a.take(Some(by(10, 1)), 1, || 100), "once");
         a.has_taken(60);
         assert!(a.grant(by(10, 1), 60, || 100, drop));
+    }
+
+    /// A direct write is several requests at once, the first of which leaves the others what its call was granted.
+    #[test]
+    fn the_requests_of_a_call_share_what_it_was_granted() {
+        let a = DirtyGrants::default();
+        assert!(a.grant(by(10, 1), 60, || 100, drop) && a.grant(by(11, 2), 40, || 100, drop));
+        assert!(a.take(Some(by(10, 1)), 25, || 100));
+        assert!(!a.grant(by(12, 3), 1, || 100, drop), "the rest is granted still");
+        // what the first has by now counts twice
+        assert!(a.take(Some(by(10, 1)), 25, || 75) && !a.take(Some(by(10, 1)), 11, || 75), "10 are left of it");
+        a.has_taken(50);
+        assert!(a.take(Some(by(10, 1)), 10, || 50) && !a.take(Some(by(10, 1)), 1, || 50));
+        a.has_taken(10);
+        let mut granted = 0;
+        a.tell(|blocks| granted = blocks);
+        assert_eq!(granted, 40);
+        // what a call did not take so is not in the cache either
+        assert!(a.grant(by(10, 1), 20, || 100, drop) && a.take(Some(by(10, 1)), 5, || 100));
+        a.has_taken(5);
+        assert!(!a.grant(by(10, 1), 56, || 95, drop) && a.grant(by(10, 1), 55, || 95, drop));
     }
 
     #[test]

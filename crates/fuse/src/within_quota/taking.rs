@@ -56,7 +56,8 @@ impl BraidFs {
             Ok(taking) => return Ok(taking),
             Err(refused) => refused,
         };
-        let Some(waiting) = self.let_wait(false) else { return Err(Err(refusal(refused))) };
+        // as with room ([`BraidFs::take_room`])
+        let Some(waiting) = self.let_wait(req.head.opcode == op::WRITE) else { return Err(Err(refusal(refused))) };
         let (req, later) = (req.detach(), cx.later());
         let beside = Beside { owners, of, need, req, later, since: Instant::now(), _waiting: waiting };
         // A job that cannot be handed over is dropped, and answers EIO.

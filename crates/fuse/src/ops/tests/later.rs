@@ -115,6 +115,58 @@ fn who_must_not_wait_for_room_gives_back_its_quota() {
     drop(waiting);
 }
 
+/// A request of a thread of [`USER`]'s.
+fn by_user(thread: u32, opcode: u32, id: WireId, arg: &[u8]) -> Vec<u8> {
+    let mut frame = request(opcode, id, arg);
+    let (mut head, _) = abi::InHeader::read_from_prefix(&frame).unwrap();
+    (head.uid, head.pid) = (USER, thread);
+    frame[..size_of::<abi::InHeader>()].copy_from_slice(head.as_bytes());
+    frame
+}
+
+/// Of a file: a `write` through the cache asks.
+fn asks(thread: u32, id: WireId) -> Vec<u8> {
+    let arg = abi::GetattrIn { getattr_flags: abi::GETATTR_FH, dummy: 0, fh: 0 };
+    by_user(thread, op::GETATTR, id, arg.as_bytes())
+}
+
+impl Served {
+    /// A file of [`USER`]'s.
+    fn of_user(&self, dir: WireId, name: &str) -> WireId {
+        let id = WireId(self.mknod(dir, name).nodeid);
+        let owner = braidfs::SetAttr { uid: Some(USER), ..braidfs::SetAttr::default() };
+        self.fs.vol.setattr(id.ino(), &owner).unwrap();
+        id
+    }
+
+    /// That has so many bytes at most.
+    fn limit_user(&self, bytes: u64) {
+        self.fs.vol.quota_change(braidfs::QuotaOwner::User(USER), |limits| limits.space = Some(bytes)).unwrap();
+    }
+}
+
+/// Those that wait for what their owner was granted are as many as with little room: the helper may be waiting for WRITEs of the cache,
+/// for which the kernel needs a place.
+#[test]
+fn direct_writes_that_wait_for_a_quota_leave_the_kernel_places() {
+    let s = Served::without_open();
+    s.limit_user(2 << 20);
+    let (first, second) = (s.of_user(ROOT, "first"), s.of_user(ROOT, "second"));
+    assert_eq!(s.handled(&asks(0, first)), Ok(Outcome::Reply), "2 MiB");
+    let write = |n: u64| {
+        let mut arg = abi::WriteIn::new_zeroed();
+        (arg.offset, arg.size, arg.write_flags) = (n * 4096, 4096, abi::WRITE_LOCKOWNER);
+        s.handled(&by_user(1, op::WRITE, second, &[arg.as_bytes(), &[1; 4096]].concat()))
+    };
+    let all: Vec<_> = (0..u64::from(crate::fs::MAX_BACKGROUND)).map(write).collect();
+    let wait = usize::from(crate::fs::MAX_BACKGROUND) - 64;
+    assert!(all[..wait].iter().all(|w| *w == Ok(Outcome::Deferred)), "{:?}", &all[..3]);
+    assert!(all[wait..].iter().all(|w| *w == Err(Errno::DQUOT)), "{:?}", &all[wait..]);
+    let arg = abi::FallocateIn { length: 1 << 20, ..abi::FallocateIn::new_zeroed() };
+    let allocate = by_user(1, op::FALLOCATE, second, arg.as_bytes());
+    assert_eq!(s.handled(&allocate), Ok(Outcome::Deferred), "these the kernel hands out beside");
+}
+
 /// What a `write` was granted is not taken by FALLOCATE: the kernel writes it back first, and what is under way keeps its room.
 #[test]
 fn allocating_leaves_what_was_granted() {
