@@ -215,12 +215,7 @@ impl BraidFs {
         });
         let granted = match need.unwrap_or(fit.need) {
             0 => Ok(()),
-            need => loop {
-                match self.grants(fit.asker, need, &fit.owners) {
-                    Err(refused) if self.vol.end_replaced_files(refused) => {}
-                    granted => break granted,
-                }
-            },
+            need => self.or_end_replaced(|| self.grants(fit.asker, need, &fit.owners)),
         };
         let Err(refused) = granted else {
             // the domain may have little room besides
@@ -242,6 +237,16 @@ impl BraidFs {
             return;
         }
         fit.later.done(Err(refusal(refused)));
+    }
+
+    /// Does what an owner's limit may refuse, and does it again where files that were replaced are gone then, and count no more.
+    fn or_end_replaced<R>(&self, attempt: impl Fn() -> Result<R, QuotaOwner>) -> Result<R, QuotaOwner> {
+        loop {
+            match attempt() {
+                Err(refused) if self.vol.end_replaced_files(refused) => {}
+                done => return done,
+            }
+        }
     }
 
     /// Has the kernel told where the volume itself has changed limits: an owner is held to its soft limit, or no more.

@@ -52,12 +52,13 @@ impl BraidFs {
         let owners = if need == 0 { Vec::new() } else { self.holding_owners(req, ino) };
         let asker = || Asker { id: req.node(), thread: req.head.pid, call: None };
         let of = (req.head.opcode == op::WRITE).then(asker);
-        let refused = match self.take_of_owners(&owners, of, need) {
-            Ok(taking) => return Ok(taking),
-            Err(refused) => refused,
-        };
+        if let Ok(taking) = self.take_of_owners(&owners, of, need) {
+            return Ok(taking);
+        }
         // as with room ([`BraidFs::take_room`])
-        let Some(waiting) = self.let_wait(req.head.opcode == op::WRITE) else { return Err(Err(refusal(refused))) };
+        let Some(waiting) = self.let_wait(req.head.opcode == op::WRITE) else {
+            return self.take_or_end_replaced(&owners, of, need).map_err(|refused| Err(refusal(refused)));
+        };
         let (req, later) = (req.detach(), cx.later());
         let beside = Beside { owners, of, need, req, later, since: Instant::now(), _waiting: waiting };
         // A job that cannot be handed over is dropped, and answers EIO.
@@ -78,15 +79,26 @@ impl BraidFs {
         Ok(taking)
     }
 
+    /// [`Self::take_of_owners`], where need be without files of theirs that were replaced.
+    fn take_or_end_replaced(
+        &self,
+        owners: &[QuotaOwner],
+        of: Option<Asker>,
+        blocks: u64,
+    ) -> Result<TakingQuota, QuotaOwner> {
+        self.or_end_replaced(|| self.take_of_owners(owners, of, blocks))
+    }
+
     /// Has the kernel write back what it was granted, and the request handled; or goes on with that when other work of the helper
     /// thread is done, which calls this only.
     fn take_quota_beside(&self, b: Beside) {
         let left = self.write_back_for(&b.owners, b.later.channel());
-        match self.take_of_owners(&b.owners, b.of, b.need) {
+        self.end_removals(b.later.channel());
+        match self.take_or_end_replaced(&b.owners, b.of, b.need) {
             Ok(_taking) => {
                 let (req, later) = (b.req.get(), b.later);
                 let mut out = Answer::new(MAX_IO_BYTES as usize);
-                let handled = self.handle(&req, &mut out, &later.context().with_quota());
+                let handled = self.serve_on_helper(&req, &mut out, &later, &later.context().with_quota());
                 self.answer_later(&req, handled, later, &mut out);
             }
             Err(_) if b.since.elapsed() < if left.unseen { LATELY + IN_FLIGHT } else { IN_FLIGHT } => {

@@ -167,6 +167,41 @@ fn direct_writes_that_wait_for_a_quota_leave_the_kernel_places() {
     assert_eq!(s.handled(&allocate), Ok(Outcome::Deferred), "these the kernel hands out beside");
 }
 
+/// What was granted keeps FALLOCATE waiting: it does not where what its owner has replaced was in the way, and counts no more.
+#[test]
+fn allocating_within_a_quota_ends_replaced_files() {
+    let two = MkfsOptions { domains: Some(2), ..MkfsOptions::default() };
+    let mut s = Served::of(WITHOUT_OPEN, 32768, &two);
+    let mut kernel = Kernel::of(&mut s);
+    let dirs = ["a", "b"].map(|name| WireId(s.mkdir(ROOT, name).nodeid));
+    let vol = &s.fs.vol;
+    assert_ne!(vol.domain_of(dirs[0].ino()).unwrap(), vol.domain_of(dirs[1].ino()).unwrap());
+    let (file, held) = (s.of_user(dirs[0], "f"), s.of_user(dirs[0], "held"));
+    // nobody knows it who would have to forget it
+    let node = |name: &[u8]| {
+        let kind = braidfs::FileKind::File;
+        let new = braidfs::NewNode { kind, mode: 0o644, umask: 0, rdev: 0, target: b"" };
+        vol.create(dirs[1].ino(), name, &new, &braidfs::Cred { uid: USER, gid: USER, ..braidfs::Cred::root() })
+            .unwrap()
+            .ino
+    };
+    let old = node(b"f");
+    let allocate = braidfs::FallocMode::Allocate { keep_size: false };
+    vol.fallocate(&vol.open(old).unwrap(), allocate, 0, 4 << 20).unwrap();
+    vol.sync().unwrap();
+    s.limit_user(7 << 20);
+    vol.rename(dirs[0].ino(), b"f", dirs[1].ino(), b"f", braidfs::RenameMode::Replace).unwrap();
+    s.fs.watch_quotas(&s.channel);
+    s.help();
+    assert_eq!(s.handled(&asks(0, held)), Ok(Outcome::Reply), "2 MiB");
+    let arg = abi::FallocateIn { length: 2 << 20, ..abi::FallocateIn::new_zeroed() };
+    assert_eq!(s.handled(&by_user(1, op::FALLOCATE, file, arg.as_bytes())), Ok(Outcome::Deferred));
+    kernel.told();
+    s.jobs.try_recv().unwrap()(&s.fs);
+    assert_eq!(kernel.told().last(), Some(&(false, 0)), "at once");
+    assert!(s.jobs.try_recv().is_err());
+}
+
 /// What a `write` was granted is not taken by FALLOCATE: the kernel writes it back first, and what is under way keeps its room.
 #[test]
 fn allocating_leaves_what_was_granted() {
