@@ -159,14 +159,14 @@ impl DirtyGrants {
     }
 
     /// A request is about to take so many blocks past the cache: they are counted until [`Self::has_taken`], where they fit into
-    /// `room` beside what is granted, or nothing is, so that who counts them knows better. `of`: the thread whose call it is, where
-    /// the kernel has asked before that: of what was granted then they are taken now, and not by the cache. The call may have more
+    /// `room` beside what is granted, or nothing is, so that who counts them knows better. `of`: the thread and its call, where the
+    /// kernel has asked before that: of what was granted then they are taken now, and not by the cache. The call may have more
     /// requests under way at once, which have the rest.
     pub fn take(&self, of: Option<Asker>, blocks: u64, room: impl FnOnce() -> u64) -> bool {
         let mut l = self.0.lock();
-        let key = of.filter(|of| of.thread != 0).map(|of| of.key());
+        let (key, call) = (of.filter(|of| of.thread != 0).map(|of| of.key()), of.and_then(|of| of.call));
         let of = of.map(|of| of.id);
-        let writer = key.and_then(|key| l.writers.get(&key)).filter(|w| Some(w.id) == of);
+        let writer = key.and_then(|key| l.writers.get(&key)).filter(|w| Some(w.id) == of && w.call == call);
         let own = writer.map_or(0, |w| w.blocks.min(blocks));
         let (granted, taking) = (l.granted.saturating_sub(own), l.taking.saturating_add(blocks));
         // what it was granted whole had room then, and some of that may be taken by now
@@ -179,6 +179,11 @@ impl DirtyGrants {
             }
         }
         fits
+    }
+
+    /// Whether the thread was granted some of the file last, in whichever call.
+    pub fn has_granted(&self, asker: Asker) -> bool {
+        self.0.lock().writers.get(&asker.key()).is_some_and(|w| w.id == asker.id)
     }
 
     /// The request is done.
@@ -366,6 +371,14 @@ mod tests {
         let mut granted = 0;
         a.tell(|blocks| granted = blocks);
         assert_eq!(granted, 40);
+        // of another call of the thread, whose bytes the kernel holds
+        let call =
+            |n| requester::parse_call(&format!("1 0x{n} 0x1 0x1000 0x0 0x0 0x0 0x7ffff0000000 0x55550000")).unwrap();
+        let in_call = |n| Asker { call: Some(call(n)), ..by(12, 4) };
+        assert!(a.grant(in_call(3), 60, || 100, drop) && a.has_granted(by(12, 4)) && !a.has_granted(by(10, 4)));
+        assert!(!a.take(Some(in_call(5)), 1, || 100) && !a.take(Some(by(12, 4)), 1, || 100));
+        assert!(a.take(Some(in_call(3)), 60, || 100));
+        a.has_taken(60);
         // what a call did not take so is not in the cache either
         assert!(a.grant(by(10, 1), 20, || 100, drop) && a.take(Some(by(10, 1)), 5, || 100));
         a.has_taken(5);

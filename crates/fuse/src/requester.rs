@@ -137,7 +137,7 @@ impl Call {
 /// root may): it waits for the answer, so that it shows which function of `fs/fuse/file.c` asks.
 pub(crate) fn doing(req: &Request<'_>) -> Seen {
     let Some(thread) = thread(req) else { return Seen::NOTHING };
-    let call = of_thread(thread, "syscall").ok().and_then(|text| parse_call(&text));
+    let call = call(req);
     let reads = || call.is_some_and(|c| READS.contains(&c.number())) && !dumps_core(thread);
     let by_call = match call.map_or(Doing::Unknown, Call::doing) {
         Doing::Other if !reads() => Doing::Unknown,
@@ -150,6 +150,11 @@ pub(crate) fn doing(req: &Request<'_>) -> Seen {
         seen => seen,
     };
     Seen { doing, call }
+}
+
+/// The call that the thread is in that asks, where it can be told.
+pub(crate) fn call(req: &Request<'_>) -> Option<Call> {
+    parse_call(&of_thread(thread(req)?, "syscall").ok()?)
 }
 
 /// The innermost function of FUSE decides: a file may be read for the sake of another one that is written.
@@ -292,7 +297,7 @@ fn parse_dumping(status: &str) -> bool {
 }
 
 /// The call; `None` for a thread that runs, or that is in none.
-fn parse_call(text: &str) -> Option<Call> {
+pub(crate) fn parse_call(text: &str) -> Option<Call> {
     let mut words = text.split_ascii_whitespace();
     let mut call = [words.next()?.parse().ok()?; 9];
     for number in &mut call[1..] {

@@ -116,7 +116,8 @@ impl BraidFs {
             };
             // (any other holds pages of the kernel until it is answered)
             let range = (arg.offset, if direct { data.len() as u64 } else { 0 });
-            let _quota = match self.take_quota(req, opened.ino(), range, cx) {
+            let cached = opened.handle().is_none_or(|h| h.cached_writer);
+            let _quota = match self.take_quota(req, opened.ino(), range, cached, cx) {
                 Ok(taking) => taking,
                 Err(handled) => return handled,
             };
@@ -125,7 +126,7 @@ impl BraidFs {
             }
             let _as = self.as_requester(req);
             let mut size = self.vol.write(opened.file(), arg.offset, data).map_err(errno)?;
-            if direct && size < data.len() && opened.handle().is_none_or(|h| h.cached_writer) {
+            if direct && size < data.len() && cached {
                 size = self.direct_rest(req, &opened, (arg.offset, data), size, cx)?;
             }
             size as u32
@@ -264,7 +265,7 @@ impl BraidFs {
             _ => 0,
         };
         let range = (arg.offset, if need > 0 { arg.length } else { 0 });
-        let _quota = match self.take_quota(req, opened.ino(), range, cx) {
+        let _quota = match self.take_quota(req, opened.ino(), range, false, cx) {
             Ok(taking) => taking,
             Err(handled) => return handled,
         };
@@ -360,7 +361,7 @@ impl BraidFs {
         let len = arg.len.min(COPY_BYTES).min(size_of(&from)?.saturating_sub(arg.off_in));
         let len = whole_pages(arg.off_out, len, size_of(&to)?)?;
         let need = self.vol.blocks_to_write(to.ino(), arg.off_out, len).map_err(errno)?;
-        let _quota = match self.take_quota(req, to.ino(), (arg.off_out, len), cx) {
+        let _quota = match self.take_quota(req, to.ino(), (arg.off_out, len), false, cx) {
             Ok(taking) => taking,
             Err(handled) => return handled,
         };

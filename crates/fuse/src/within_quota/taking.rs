@@ -26,7 +26,7 @@ impl Drop for TakingQuota {
 /// A request for which an owner has too little beside what the kernel was granted.
 struct Beside {
     owners: Vec<QuotaOwner>,
-    /// Of a WRITE, whose thread the kernel may have asked for.
+    /// Whose call was granted some.
     of: Option<Asker>,
     need: u64,
     req: OwnedRequest,
@@ -38,11 +38,13 @@ struct Beside {
 impl BraidFs {
     /// Lets a request write a range of a file past the cache, where the owners may have the blocks that this adds beside what the
     /// kernel was granted. Else how it goes on: the helper thread has that written back first, and has the request handled again.
+    /// `asked`: it is of a `write` before which the kernel asks, as through a handle of its cache.
     pub(crate) fn take_quota(
         &self,
         req: &Request<'_>,
         ino: InodeNo,
         (offset, len): (u64, u64),
+        asked: bool,
         cx: &Context<'_>,
     ) -> Result<TakingQuota, Handled> {
         if len == 0 || cx.has_quota() || !self.asks_for_quota(ino) {
@@ -50,8 +52,7 @@ impl BraidFs {
         }
         let need = self.vol.new_blocks(ino, offset, len).map_err(|e| Err(errno(e)))?;
         let owners = if need == 0 { Vec::new() } else { self.holding_owners(req, ino) };
-        let asker = || Asker { id: req.node(), thread: req.head.pid, call: None };
-        let of = (req.head.opcode == op::WRITE).then(asker);
+        let of = if asked { self.granted_to(req, &owners) } else { None };
         if let Ok(taking) = self.take_of_owners(&owners, of, need) {
             return Ok(taking);
         }
@@ -64,6 +65,16 @@ impl BraidFs {
         // A job that cannot be handed over is dropped, and answers EIO.
         let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.take_quota_beside(beside)));
         Err(Ok(Outcome::Deferred))
+    }
+
+    /// The thread of a WRITE and its call, where it was granted blocks: perhaps in another call, whose bytes are in the cache.
+    fn granted_to(&self, req: &Request<'_>, owners: &[QuotaOwner]) -> Option<Asker> {
+        let mut asker = Asker { id: req.node(), thread: req.head.pid, call: None };
+        if !owners.iter().any(|owner| self.quota_grants.of(*owner).has_granted(asker)) {
+            return None;
+        }
+        asker.call = requester::call(req);
+        Some(asker)
     }
 
     /// Takes blocks of all owners, or names the first one that has too few beside what the kernel was granted.

@@ -167,6 +167,31 @@ fn direct_writes_that_wait_for_a_quota_leave_the_kernel_places() {
     assert_eq!(s.handled(&allocate), Ok(Outcome::Deferred), "these the kernel hands out beside");
 }
 
+/// With OPEN the kernel asks for a file only through handles of its cache: what the thread was granted last is in the cache, where it
+/// writes through another one now.
+#[test]
+fn a_write_through_another_handle_takes_nothing_that_was_granted() {
+    let one = MkfsOptions { domains: Some(1), ..MkfsOptions::default() };
+    let s = Served::of(abi::init::SETXATTR_EXT, (1 << 30) / 4096, &one);
+    let file = s.of_user(ROOT, "f");
+    let cached = s.open(op::OPEN, file).unwrap();
+    s.limit_user(2 << 20);
+    let through = s.open(op::OPEN, file).unwrap();
+    let thread = u32::MAX >> 2;
+    let ask = abi::GetattrIn { getattr_flags: abi::GETATTR_FH, dummy: 0, fh: cached };
+    let ask = by_user(thread, op::GETATTR, file, ask.as_bytes());
+    let write = |fh: u64| {
+        let mut arg = abi::WriteIn::new_zeroed();
+        (arg.fh, arg.size, arg.write_flags) = (fh, 4096, abi::WRITE_LOCKOWNER);
+        s.handled(&by_user(thread, op::WRITE, file, &[arg.as_bytes(), &[1; 4096]].concat()))
+    };
+    let size = || s.fs.vol.getattr(file.ino()).unwrap().size;
+    assert_eq!(s.handled(&ask), Ok(Outcome::Reply), "2 MiB");
+    assert_eq!((write(through), size()), (Ok(Outcome::Deferred), 0));
+    write(cached).unwrap();
+    assert_eq!(size(), 4096, "of its own");
+}
+
 /// What was granted keeps FALLOCATE waiting: it does not where what its owner has replaced was in the way, and counts no more.
 #[test]
 fn allocating_within_a_quota_ends_replaced_files() {
