@@ -641,13 +641,21 @@ impl BraidFs {
     }
 
     /// GETATTR before a `write` through the cache of a tight domain: may it go on? Answered by the helper thread where the
-    /// kernel has to write back, since what it writes back comes to the serving threads.
-    pub(crate) fn getattr_of_writer(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
+    /// kernel has to write back, since what it writes back comes to the serving threads. `granted`: it was, within its owners'
+    /// limits, which a `write` that is refused here has back.
+    pub(crate) fn getattr_of_writer(
+        &self,
+        req: &Request<'_>,
+        granted: Option<Asker>,
+        out: &mut Answer,
+        cx: &Context<'_>,
+    ) -> Handled {
         if !self.negotiated.opens() {
             return self.getattr_of_anybody(req, out, cx);
         }
         let id = req.node();
-        let (ino, attr) = (id.ino(), self.attr(id)?);
+        let give_back = || granted.into_iter().for_each(|asker| self.take_quota_back(asker));
+        let (ino, attr) = (id.ino(), self.attr(id).inspect_err(|_| give_back())?);
         if self.promise(ino) {
             out.put(&attr_out(&attr, 0));
             return Ok(Outcome::Reply);
@@ -659,8 +667,10 @@ impl BraidFs {
             out.put(&attr_out(&attr, 0));
             return Ok(Outcome::Reply);
         }
-        let Some(waiting) = self.let_wait(false) else { return self.getattr_of_one_of_many(id, &attr, out) };
-        let asks = Asks { ino, range, asker: None, later: cx.later(), since: Instant::now(), _waiting: waiting };
+        let Some(waiting) = self.let_wait(false) else {
+            return self.getattr_of_one_of_many(id, &attr, out).inspect_err(|_| give_back());
+        };
+        let asks = Asks { ino, range, asker: granted, later: cx.later(), since: Instant::now(), _waiting: waiting };
         // A job that cannot be handed over is dropped, and answers EIO.
         let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.make_promise(asks)));
         Ok(Outcome::Deferred)

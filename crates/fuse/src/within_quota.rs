@@ -109,6 +109,14 @@ impl QuotaGrants {
     }
 }
 
+/// How a question before a `write` goes on ([`BraidFs::getattr_within_quota`]).
+pub(crate) enum Within {
+    /// To others that may refuse it; what the thread was granted here.
+    Goes(Option<Asker>),
+    /// The helper thread answers it.
+    Waits(Outcome),
+}
+
 /// A `write` that does not fit beside what was granted.
 struct Fit {
     asker: Asker,
@@ -144,30 +152,33 @@ impl BraidFs {
         owners
     }
 
-    /// GETATTR before a `write` through the cache: `None` where it may go on.
-    pub(crate) fn getattr_within_quota(&self, req: &Request<'_>, cx: &Context<'_>) -> Result<Option<Outcome>, Errno> {
+    /// GETATTR before a `write` through the cache: whether it is within its owners' limits.
+    pub(crate) fn getattr_within_quota(&self, req: &Request<'_>, cx: &Context<'_>) -> Result<Within, Errno> {
         let (id, thread) = (req.node(), req.head.pid);
+        if !self.asks_for_quota(id.ino()) {
+            return Ok(Within::Goes(None));
+        }
         let owners = self.holding_owners(req, id.ino());
         if owners.is_empty() {
-            return Ok(None);
+            return Ok(Within::Goes(None));
         }
         let seen = requester::doing(req);
         let need = match seen.doing {
-            Doing::Other => return Ok(None),
+            Doing::Other => return Ok(Within::Goes(None)),
             // and a page at each end
             Doing::Writing(Some(bytes)) => bytes.div_ceil(4096).saturating_add(1),
             Doing::Writing(None) if requester::writes_by_pipe(thread) => PIPE_BLOCKS,
             Doing::Writing(None) | Doing::Unknown => UNSEEN_BLOCKS,
         };
         let asker = Asker { id, thread, call: seen.call };
-        let Err(refused) = self.grants(asker, need, &owners) else { return Ok(None) };
+        let Err(refused) = self.grants(asker, need, &owners) else { return Ok(Within::Goes(Some(asker))) };
         let Some(waiting) = self.let_wait(false) else { return Err(refusal(refused)) };
         let later = cx.later();
         let range = requester::write_range(thread);
         let fit = Fit { asker, range, owners, need, doing: seen.doing, later, since: Instant::now(), waiting };
         // A job that cannot be handed over is dropped, and answers EIO.
         let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.fit_quota(fit)));
-        Ok(Some(Outcome::Deferred))
+        Ok(Within::Waits(Outcome::Deferred))
     }
 
     /// Grants blocks where they fit beside what else was granted to each owner; the first that has no room for them refuses.

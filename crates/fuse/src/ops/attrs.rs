@@ -9,6 +9,7 @@ use crate::node::WireId;
 use crate::opened::Opened;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::requester;
+use crate::within_quota::Within;
 use braidfs::format::inode::{APPEND, IMMUTABLE};
 use braidfs::{Attr, Error, FileKind, InodeNo, SetAttr, SetTime, Timestamp};
 use rustix::io::Errno;
@@ -28,13 +29,12 @@ impl BraidFs {
             if flags & (IMMUTABLE | APPEND) != 0 && requester::is_writing(req) {
                 return Err(Errno::PERM);
             }
-            if self.asks_for_quota(id.ino())
-                && let Some(outcome) = self.getattr_within_quota(req, cx)?
-            {
-                return Ok(outcome);
-            }
-            if self.is_tight(id.ino()) {
-                return self.getattr_of_writer(req, out, cx);
+            match self.getattr_within_quota(req, cx)? {
+                Within::Waits(outcome) => return Ok(outcome),
+                Within::Goes(granted) if self.is_tight(id.ino()) => {
+                    return self.getattr_of_writer(req, granted, out, cx);
+                }
+                Within::Goes(_) => {}
             }
         } else if arg.getattr_flags & abi::GETATTR_FH != 0
             && (self.is_tight(id.ino()) || self.flagged.is_immutable(id.ino()) || self.asks_for_quota(id.ino()))
@@ -43,14 +43,13 @@ impl BraidFs {
             if self.flagged.is_immutable(id.ino()) && requester::is_writing(req) {
                 return Err(Errno::PERM);
             }
-            // it was opened before its owner had a limit
-            if self.asks_for_quota(id.ino())
-                && let Some(outcome) = self.getattr_within_quota(req, cx)?
-            {
-                return Ok(outcome);
-            }
-            if self.is_tight(id.ino()) {
-                return self.getattr_of_writer(req, out, cx);
+            // where its owner has a limit it was opened before that
+            match self.getattr_within_quota(req, cx)? {
+                Within::Waits(outcome) => return Ok(outcome),
+                Within::Goes(granted) if self.is_tight(id.ino()) => {
+                    return self.getattr_of_writer(req, granted, out, cx);
+                }
+                Within::Goes(_) => {}
             }
         }
         let attr = self.attr(id)?;

@@ -227,6 +227,41 @@ fn allocating_within_a_quota_ends_replaced_files() {
     assert!(s.jobs.try_recv().is_err());
 }
 
+/// The same with OPEN, of a file that was open when its owner got a limit.
+#[test]
+fn with_open_a_write_that_is_refused_for_room_gives_back_its_quota() {
+    let one = MkfsOptions { domains: Some(1), ..MkfsOptions::default() };
+    let mut s = Served::of(abi::init::SETXATTR_EXT | abi::init::OVER_IO_URING, (1 << 30) / 4096, &one);
+    let mut kernel = Kernel::of(&mut s);
+    let file = s.of_user(ROOT, "f");
+    let fh = s.open(op::OPEN, file).unwrap();
+    s.limit_user(3 << 20);
+    let ballast = s.fs.vol.open(WireId(s.mknod(ROOT, "ballast").nodeid).ino()).unwrap();
+    let room = s.fs.vol.write_room(ballast.ino()) * 4096;
+    let allocate = braidfs::FallocMode::Allocate { keep_size: false };
+    s.fs.vol.fallocate(&ballast, allocate, 0, room - (1 << 20)).unwrap();
+    s.fs.watch_room(file.ino(), u64::MAX, &s.channel);
+    while let Ok(job) = s.jobs.try_recv() {
+        job(&s.fs);
+    }
+    kernel.told();
+    let ask = || {
+        let arg = abi::GetattrIn { getattr_flags: abi::GETATTR_FH, dummy: 0, fh };
+        s.handled(&by_user(u32::MAX >> 2, op::GETATTR, file, arg.as_bytes()))
+    };
+    let granted = || {
+        let mut granted = None;
+        s.fs.quota_grants.of(braidfs::QuotaOwner::User(USER)).tell(|blocks| granted = Some(blocks));
+        granted
+    };
+    assert_eq!(ask(), Ok(Outcome::Deferred));
+    assert_ne!(granted(), Some(0));
+    s.help();
+    assert_eq!((kernel.told().last(), granted()), (Some(&(false, libc::ENOSPC)), Some(0)));
+    let _waiting: Vec<_> = std::iter::from_fn(|| s.fs.let_wait(false)).collect();
+    assert_eq!((ask(), granted()), (Err(Errno::NOSPC), Some(0)));
+}
+
 /// What a `write` was granted is not taken by FALLOCATE: the kernel writes it back first, and what is under way keeps its room.
 #[test]
 fn allocating_leaves_what_was_granted() {
