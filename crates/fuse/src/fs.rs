@@ -23,10 +23,12 @@ use crate::pace::Pacer;
 use crate::past_cache::PastCache;
 use crate::profile::{Profile, Xattr};
 use crate::request::{Answer, Handled, Outcome, Request};
+use crate::room::beside::Taking;
 use crate::room::{Tight, untimed};
 use crate::transport::{DEFERRED_MAX, Forgets, Later, Ticket};
 use crate::upgrade::Upgrades;
 use crate::within_quota::QuotaGrants;
+use crate::within_quota::taking::TakingQuota;
 use braidfs::{Error, Volume};
 use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
@@ -226,15 +228,15 @@ pub(crate) struct Context<'c> {
     /// Where it is counted.
     counted: Option<Counted<'c>>,
     /// Room was made for it.
-    room: bool,
+    room: Option<Taking>,
     /// The same of the limits of its file's owners.
-    quota: bool,
+    quota: Option<TakingQuota>,
 }
 
 impl<'c> Context<'c> {
     /// The answer goes to the device, or into the entry of a ring.
     pub fn new(channel: &'c Arc<Channel>, unique: u64, ticket: Option<&'c Ticket>) -> Self {
-        Self { channel, unique, ticket, counted: None, room: false, quota: false }
+        Self { channel, unique, ticket, counted: None, room: None, quota: None }
     }
 
     /// It is counted there.
@@ -243,23 +245,23 @@ impl<'c> Context<'c> {
     }
 
     /// What the request takes has been looked at: see [`BraidFs::take_room`].
-    pub fn with_room(self) -> Self {
-        Self { room: true, ..self }
+    pub fn with_room(self, room: impl Into<Option<Taking>>) -> Self {
+        Self { room: room.into(), ..self }
     }
 
-    /// Whether it is so.
-    pub fn has_room(&self) -> bool {
-        self.room
+    /// Where it is so what it takes, for who has it handled again.
+    pub fn room(&self) -> Option<&Taking> {
+        self.room.as_ref()
     }
 
     /// The file's owners may have what the request takes: see [`BraidFs::take_quota`].
-    pub fn with_quota(self) -> Self {
-        Self { quota: true, ..self }
+    pub fn with_quota(self, quota: impl Into<Option<TakingQuota>>) -> Self {
+        Self { quota: quota.into(), ..self }
     }
 
-    /// Whether it is so.
-    pub fn has_quota(&self) -> bool {
-        self.quota
+    /// As [`Self::room`].
+    pub fn quota(&self) -> Option<&TakingQuota> {
+        self.quota.as_ref()
     }
 
     /// The request moved so many bytes of data.

@@ -177,7 +177,7 @@ struct Domain {
     /// What of that the volume was told to keep last.
     kept: AtomicU64,
     /// Blocks that requests take just now which no `write` asked for ([`beside`]).
-    taking: CachePadded<AtomicU64>,
+    taking: Arc<CachePadded<AtomicU64>>,
     /// Requests of which it is not said yet whether they may.
     takers: Arc<AtomicUsize>,
 }

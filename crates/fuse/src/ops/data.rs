@@ -177,7 +177,7 @@ impl BraidFs {
         offset: u64,
         len: usize,
         cx: &Context<'_>,
-    ) -> Result<Taking<'_>, Handled> {
+    ) -> Result<Taking, Handled> {
         if !self.is_tight(opened.ino()) || opened.handle().is_none_or(|h| h.cached_writer) {
             return Ok(Taking::default());
         }

@@ -15,26 +15,35 @@ use super::*;
 use crate::abi::op;
 use crate::fs::MAX_IO_BYTES;
 use crate::request::OwnedRequest;
+use crate::within_quota::taking::TakingQuota;
 
 /// Longest that a `write` waits for requests that take room, before it is refused.
 const TAKES: Duration = Duration::from_secs(10);
 
-/// Blocks that a request takes, until this is dropped.
-#[derive(Debug, Default)]
-pub(crate) struct Taking<'f>(Option<(&'f AtomicU64, u64)>);
+/// Blocks that a request takes, until this is dropped, and what was cloned of it.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Taking {
+    _taken: Option<Arc<Taken>>,
+}
 
-impl<'f> Taking<'f> {
-    pub(super) fn of(domain: &'f Domain, blocks: u64) -> Self {
+/// See [`Taking`].
+#[derive(Debug)]
+struct Taken {
+    /// Those of the domain.
+    all: Arc<CachePadded<AtomicU64>>,
+    blocks: u64,
+}
+
+impl Taking {
+    pub(super) fn of(domain: &Domain, blocks: u64) -> Self {
         domain.taking.fetch_add(blocks, Ordering::SeqCst);
-        Self(Some((&domain.taking, blocks)))
+        Self { _taken: Some(Arc::new(Taken { all: domain.taking.clone(), blocks })) }
     }
 }
 
-impl Drop for Taking<'_> {
+impl Drop for Taken {
     fn drop(&mut self) {
-        if let Some((all, blocks)) = self.0 {
-            all.fetch_sub(blocks, Ordering::SeqCst);
-        }
+        self.all.fetch_sub(self.blocks, Ordering::SeqCst);
     }
 }
 
@@ -65,6 +74,8 @@ struct Beside {
     since: Instant,
     /// When the domain became tight for this, if what was under way then is not written back yet.
     became: Option<Instant>,
+    /// What it takes of its owners' limits, where that was looked at before.
+    quota: Option<TakingQuota>,
     _taker: Taker,
     _waiting: Waiting,
 }
@@ -78,9 +89,9 @@ impl BraidFs {
         ino: InodeNo,
         need: u64,
         cx: &Context<'_>,
-    ) -> Result<Taking<'_>, Handled> {
+    ) -> Result<Taking, Handled> {
         let few = need.saturating_mul(4096) < UNSEEN_BYTES && !self.is_tight(ino);
-        if need == 0 || few || cx.has_room() || self.profile.cache == Cache::Through {
+        if need == 0 || few || cx.room().is_some() || self.profile.cache == Cache::Through {
             return Ok(Taking::default());
         }
         let Some(domain) = self.domain_index(ino) else { return Ok(Taking::default()) };
@@ -104,6 +115,7 @@ impl BraidFs {
             later: cx.later(),
             since: Instant::now(),
             became: None,
+            quota: cx.quota().cloned(),
             _taker: Taker::of(&self.tight.domains[domain]),
             _waiting: waiting,
         };
@@ -113,7 +125,7 @@ impl BraidFs {
     }
 
     /// Takes blocks, where the domain has them beside what the kernel may hold of it: see [`Self::floor_of`] for `written`.
-    pub(super) fn take_beside(&self, d: usize, need: u64, written: Option<Instant>) -> Option<Taking<'_>> {
+    pub(super) fn take_beside(&self, d: usize, need: u64, written: Option<Instant>) -> Option<Taking> {
         let domain = &self.tight.domains[d];
         // before anything is looked at: who looks after this sees it
         let taking = Taking::of(domain, need);
@@ -133,7 +145,7 @@ impl BraidFs {
 
     /// Takes blocks for a request that must not wait, since too many do already: where the domain has them, or gets groups for them,
     /// beside what the kernel may hold of it.
-    fn take_at_once(&self, d: usize, ino: InodeNo, need: u64) -> Option<Taking<'_>> {
+    fn take_at_once(&self, d: usize, ino: InodeNo, need: u64) -> Option<Taking> {
         let domain = &self.tight.domains[d];
         let taking = Taking::of(domain, need);
         let mut floor = self.enough(ino);
@@ -238,10 +250,11 @@ impl BraidFs {
     }
 
     /// Handles a request that may take its room now.
-    fn handle_beside(&self, b: Beside, _taking: &Taking<'_>) {
+    fn handle_beside(&self, b: Beside, taking: &Taking) {
         let (req, later) = (b.req.get(), b.later);
+        let cx = later.context().with_room(taking.clone()).with_quota(b.quota);
         let mut out = Answer::new(MAX_IO_BYTES as usize);
-        let handled = self.serve_on_helper(&req, &mut out, &later, &later.context().with_room());
+        let handled = self.serve_on_helper(&req, &mut out, &later, &cx);
         self.answer_later(&req, handled, later, &mut out);
     }
 

@@ -9,15 +9,22 @@ use super::*;
 use crate::abi::op;
 use crate::fs::{MAX_IO_BYTES, errno};
 use crate::request::{Answer, Handled, OwnedRequest};
+use crate::room::beside::Taking;
 
-/// Blocks that a request takes of owners, until this is dropped.
-#[derive(Debug, Default)]
+/// Blocks that a request takes of owners, until this is dropped, and what was cloned of it.
+#[derive(Debug, Default, Clone)]
 pub(crate) struct TakingQuota {
+    _taken: Option<Arc<Taken>>,
+}
+
+/// See [`TakingQuota`].
+#[derive(Debug)]
+struct Taken {
     of: Vec<Arc<DirtyGrants>>,
     blocks: u64,
 }
 
-impl Drop for TakingQuota {
+impl Drop for Taken {
     fn drop(&mut self) {
         self.of.iter().for_each(|ledger| ledger.has_taken(self.blocks));
     }
@@ -32,6 +39,8 @@ struct Beside {
     req: OwnedRequest,
     later: Later,
     since: Instant,
+    /// What it takes of its domain's room, where that was looked at before.
+    room: Option<Taking>,
     _waiting: Waiting,
 }
 
@@ -47,7 +56,7 @@ impl BraidFs {
         asked: bool,
         cx: &Context<'_>,
     ) -> Result<TakingQuota, Handled> {
-        if len == 0 || cx.has_quota() || !self.asks_for_quota(ino) {
+        if len == 0 || cx.quota().is_some() || !self.asks_for_quota(ino) {
             return Ok(TakingQuota::default());
         }
         let need = self.vol.new_blocks(ino, offset, len).map_err(|e| Err(errno(e)))?;
@@ -61,7 +70,8 @@ impl BraidFs {
             return self.take_or_end_replaced(&owners, of, need).map_err(|refused| Err(refusal(refused)));
         };
         let (req, later) = (req.detach(), cx.later());
-        let beside = Beside { owners, of, need, req, later, since: Instant::now(), _waiting: waiting };
+        let (since, room) = (Instant::now(), cx.room().cloned());
+        let beside = Beside { owners, of, need, req, later, since, room, _waiting: waiting };
         // A job that cannot be handed over is dropped, and answers EIO.
         let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.take_quota_beside(beside)));
         Err(Ok(Outcome::Deferred))
@@ -79,7 +89,10 @@ impl BraidFs {
 
     /// Takes blocks of all owners, or names the first one that has too few beside what the kernel was granted.
     fn take_of_owners(&self, owners: &[QuotaOwner], of: Option<Asker>, blocks: u64) -> Result<TakingQuota, QuotaOwner> {
-        let mut taking = TakingQuota { of: Vec::new(), blocks };
+        if owners.is_empty() {
+            return Ok(TakingQuota::default());
+        }
+        let mut taking = Taken { of: Vec::new(), blocks };
         for owner in owners {
             let ledger = self.quota_grants.of(*owner);
             if !ledger.take(of, blocks, || self.vol.quota_left(*owner).unwrap_or(u64::MAX)) {
@@ -87,7 +100,7 @@ impl BraidFs {
             }
             taking.of.push(ledger);
         }
-        Ok(taking)
+        Ok(TakingQuota { _taken: Some(Arc::new(taking)) })
     }
 
     /// [`Self::take_of_owners`], where need be without files of theirs that were replaced.
@@ -106,10 +119,11 @@ impl BraidFs {
         let left = self.write_back_for(&b.owners, b.later.channel());
         self.end_removals(b.later.channel());
         match self.take_or_end_replaced(&b.owners, b.of, b.need) {
-            Ok(_taking) => {
+            Ok(taking) => {
                 let (req, later) = (b.req.get(), b.later);
+                let cx = later.context().with_quota(taking).with_room(b.room);
                 let mut out = Answer::new(MAX_IO_BYTES as usize);
-                let handled = self.serve_on_helper(&req, &mut out, &later, &later.context().with_quota());
+                let handled = self.serve_on_helper(&req, &mut out, &later, &cx);
                 self.answer_later(&req, handled, later, &mut out);
             }
             Err(_) if b.since.elapsed() < if left.unseen { LATELY + IN_FLIGHT } else { IN_FLIGHT } => {

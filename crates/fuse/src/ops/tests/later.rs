@@ -227,6 +227,31 @@ fn allocating_within_a_quota_ends_replaced_files() {
     assert!(s.jobs.try_recv().is_err());
 }
 
+/// A request that waited for a limit and then for room is not asked for the limit again.
+#[test]
+fn what_waited_for_a_quota_and_for_room_is_done() {
+    use crate::{dirty_grants::Asker, within_quota::taking::TakingQuota};
+    let mut s = Served::without_open();
+    let mut kernel = Kernel::of(&mut s);
+    let (held, file) = (WireId(s.mknod(ROOT, "held").nodeid), s.of_user(ROOT, "file"));
+    let room = s.fs.vol.write_room(file.ino()) * 4096;
+    s.limit_user(room);
+    s.fs.watch_quotas(&s.channel);
+    s.help();
+    assert_eq!(s.handled(&asks(u32::MAX >> 2, held)), Ok(Outcome::Reply), "2 MiB of the room");
+    let arg = abi::FallocateIn { length: room - (1 << 20), ..abi::FallocateIn::new_zeroed() };
+    let frame = by_user(1, op::FALLOCATE, file, arg.as_bytes());
+    let cx = Context::new(&s.channel, 1, None).with_quota(TakingQuota::default());
+    let handled = s.fs.handle(&Request::parse(&frame).unwrap(), &mut Answer::new(4096), &cx);
+    assert_eq!(handled, Ok(Outcome::Deferred));
+    let asker = Asker { id: file, thread: 0, call: None };
+    assert!(s.fs.quota_grants.of(braidfs::QuotaOwner::User(USER)).grant(asker, 512, || u64::MAX, drop));
+    kernel.told();
+    s.jobs.try_recv().unwrap()(&s.fs);
+    assert_eq!(kernel.told().last(), Some(&(false, 0)));
+    assert!(s.jobs.try_recv().is_err());
+}
+
 /// The same with OPEN, of a file that was open when its owner got a limit.
 #[test]
 fn with_open_a_write_that_is_refused_for_room_gives_back_its_quota() {
