@@ -250,11 +250,13 @@ impl BraidFs {
         fit.later.done(Err(refusal(refused)));
     }
 
-    /// Does what an owner's limit may refuse, and does it again where files that were replaced are gone then, and count no more.
+    /// Does what an owner's limit may refuse, and does it again where files that were replaced are gone then, and count no more; and
+    /// once more where none is: another thread may have ended them since it was refused.
     fn or_end_replaced<R>(&self, attempt: impl Fn() -> Result<R, QuotaOwner>) -> Result<R, QuotaOwner> {
+        let mut again = false;
         loop {
             match attempt() {
-                Err(refused) if self.vol.end_replaced_files(refused) => {}
+                Err(refused) if self.vol.end_replaced_files(refused) || !std::mem::replace(&mut again, true) => {}
                 done => return done,
             }
         }

@@ -42,12 +42,11 @@ impl Volume {
         if set.flags.is_some_and(|f| f & (IMMUTABLE | APPEND) != 0) {
             self.note_guarded()?;
         }
-        let mut gone = i.replaced_gone();
+        let mut replaced = i.replaced();
         let mut done = self.set_all(&c, set);
         while let Err(Error::Quota(owner)) = done
-            && i.end_replaced_of(owner, gone)
+            && i.end_replaced_of(owner, &mut replaced)
         {
-            gone = i.replaced_gone();
             done = self.set_all(&c, set);
         }
         if done.is_err() && set.size.is_some() {

@@ -6,7 +6,7 @@ use braidfs_sync::{Mutex, rank};
 use foldhash::fast::RandomState;
 use std::collections::HashSet;
 use std::sync::atomic::{
-    AtomicUsize,
+    AtomicU64, AtomicUsize,
     Ordering::{Acquire, Release},
 };
 
@@ -16,6 +16,8 @@ pub struct Orphans {
     set: Mutex<HashSet<InodeNo, RandomState>, rank::Orphans>,
     /// How many there are: who deletes an inode that was never one mostly writes nothing.
     len: Line<AtomicUsize>,
+    /// Replaced ones that have been deleted since the mount, behind the commits that they waited for.
+    replaced_gone: Line<AtomicU64>,
 }
 
 impl Orphans {
@@ -51,6 +53,15 @@ impl Orphans {
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+    /// How many that were replaced are gone so far. Who asks before an attempt, and meets a limit of the domain then, knows whether
+    /// another thread has ended what was in the way.
+    pub fn replaced_gone(&self) -> u64 {
+        self.replaced_gone.load(Acquire)
+    }
+    /// One more.
+    pub fn note_replaced_gone(&self) {
+        self.replaced_gone.fetch_add(1, Release);
     }
     /// All, in no order.
     pub fn list(&self) -> Vec<InodeNo> {

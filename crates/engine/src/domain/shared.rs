@@ -39,7 +39,7 @@ pub struct Shared {
     pub names_before: Line<AtomicU64>,
     /// Names changed side by side, where a test asks for that ([`MountOptions::share_dirs`]).
     pub changed_beside: Line<AtomicU64>,
-    /// Files that were replaced and have been deleted since the mount, behind the commits that they waited for.
+    /// Files that were replaced and have been deleted since the mount, behind the commits that they waited for: of all domains.
     pub replaced_gone: Line<AtomicU64>,
     /// Options of the mount.
     pub options: MountOptions,

@@ -428,8 +428,8 @@ impl Volume {
             };
             let mode = if to < end { keeping_size(mode) } else { mode };
             let (mut attempt, mut written) = (0, false);
+            let mut replaced = i.replaced();
             loop {
-                let gone = i.replaced_gone();
                 match i.falloc_piece(c, mode, (at, to), promised) {
                     Ok(true) => break,
                     Ok(false) => i.make_room(i.dom(c.domain), &mut attempt)?,
@@ -438,7 +438,7 @@ impl Volume {
                         written = true;
                         i.dom(c.domain).flush_cell(c)?;
                     }
-                    Err(Error::Quota(owner)) if i.end_replaced_of(owner, gone) => {}
+                    Err(Error::Quota(owner)) if i.end_replaced_of(owner, &mut replaced) => {}
                     Err(e) => return Err(e),
                 }
             }

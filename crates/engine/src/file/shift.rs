@@ -124,13 +124,12 @@ impl MountedVolume {
     /// # Errors
     /// See [`crate::Volume::fallocate`].
     pub(super) fn shift(&self, c: &Arc<Cell>, shift: &Shift) -> Result<()> {
-        let mut attempt = 0;
+        let (mut attempt, mut replaced) = (0, self.replaced());
         loop {
-            let gone = self.replaced_gone();
             match self.shift_once(c, shift) {
                 Ok(true) => return Ok(()),
                 Ok(false) => self.make_room(self.dom(c.domain), &mut attempt)?,
-                Err(Error::Quota(owner)) if self.end_replaced_of(owner, gone) => {}
+                Err(Error::Quota(owner)) if self.end_replaced_of(owner, &mut replaced) => {}
                 Err(e) => return Err(e),
             }
         }

@@ -418,8 +418,8 @@ impl MountedVolume {
         while done < data.len() {
             let mut piece = &data[done..data.len().min(done + PIECE)];
             let mut attempt = 0;
+            let mut replaced = self.replaced();
             let (offset, n) = loop {
-                let gone = self.replaced_gone();
                 let wrote = match std::mem::take(&mut is_more) {
                     true => self.write_in_operation(c, at, piece, METADATA_OF_WRITE, Asked::Nothing),
                     false => self.write_piece(c, at, piece),
@@ -443,7 +443,7 @@ impl MountedVolume {
                         }
                         piece = &piece[..(rest * PAGE) as usize];
                     }
-                    Err(Error::Quota(owner)) if self.end_replaced_of(owner, gone) => {}
+                    Err(Error::Quota(owner)) if self.end_replaced_of(owner, &mut replaced) => {}
                     // to the last block that the owner may have
                     Err(Error::Quota(_)) if let Some(n) = self.half_of(c, at, piece) => piece = &piece[..n],
                     Err(_) if done > 0 => return Ok((start, done)),

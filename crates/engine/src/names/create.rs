@@ -162,8 +162,8 @@ impl MountedVolume {
         cred: &Cred,
         number: NewInode,
     ) -> Result<Made> {
+        let mut replaced = self.replaced();
         let r = loop {
-            let gone = self.replaced_gone();
             match self.try_create(d, name, new, cred, number) {
                 // mostly nobody has to be durable first, which is seen with the directory locked
                 Ok(None) => {
@@ -172,7 +172,7 @@ impl MountedVolume {
                     }
                 }
                 Ok(Some(made)) => break Ok(made),
-                Err(Error::Quota(owner)) if self.end_replaced_of(owner, gone) => {}
+                Err(Error::Quota(owner)) if self.end_replaced_of(owner, &mut replaced) => {}
                 Err(e) => break Err(e),
             }
         };
@@ -321,8 +321,9 @@ impl Volume {
         let d = i.dir_cell(dir)?;
         let target = i.place(&d, &d.state.read(), new.kind);
         let number = i.new_inode_anywhere(target, dir)?;
+        let mut replaced = i.replaced();
         let r = loop {
-            let gone = i.replaced_gone();
+            let gone = i.replaced_gone(number.domain);
             match i.try_tmpfile(&d, new, cred, number) {
                 Ok(Some((attr, cell))) => break Ok((attr, OpenFile::new(cell, self.reference()))),
                 Ok(None) => {
@@ -330,7 +331,7 @@ impl Volume {
                         break Err(e);
                     }
                 }
-                Err(Error::Quota(owner)) if i.end_replaced_of(owner, gone) => {}
+                Err(Error::Quota(owner)) if i.end_replaced_of(owner, &mut replaced) => {}
                 Err(e) => break Err(e),
             }
         };

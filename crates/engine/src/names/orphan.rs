@@ -35,6 +35,15 @@ fn reaping<R>(work: impl FnOnce() -> R) -> Option<R> {
     Some(work())
 }
 
+/// What an operation knows of replaced files that may be why it meets the limit of an owner ([`MountedVolume::end_replaced_of`]).
+#[derive(Debug)]
+pub(crate) struct Replaced {
+    /// So many were gone before it was attempted, of whichever owner.
+    gone: u64,
+    /// It was attempted once more since others were.
+    again: bool,
+}
+
 /// What became of an inode without a name that was to be deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reaped {
@@ -90,14 +99,25 @@ impl MountedVolume {
     /// # Errors
     /// [`Error::NoSpace`] where there is none that can go, and none has gone since [`Self::replaced_gone`] said `gone`.
     pub(super) fn shorten_orphans(&self, d: DomainId, gone: u64) -> Result<()> {
-        if self.end_replaced(gone, |c, _| c.domain == d) { Ok(()) } else { Err(Error::NoSpace) }
+        if self.end_replaced_since(d, gone) { Ok(()) } else { Err(Error::NoSpace) }
     }
 
-    /// How many replaced files are gone so far. Who asks before an attempt, and meets a limit then, knows whether another thread has
-    /// ended what was in the way ([`Self::end_replaced`]).
+    /// [`Self::end_replaced`] of a domain; also true where another thread has ended some since [`Self::replaced_gone`] said `gone`,
+    /// before the attempt that was refused: they are on no list any more, and may be what was in the way.
+    pub(super) fn end_replaced_since(&self, d: DomainId, gone: u64) -> bool {
+        self.end_replaced(|c, _| c.domain == d) || self.replaced_gone(d) != gone
+    }
+
+    /// How many replaced files of a domain are gone so far.
     #[inline]
-    pub(crate) fn replaced_gone(&self) -> u64 {
-        self.shared.replaced_gone.load(Ordering::Acquire)
+    pub(super) fn replaced_gone(&self, d: DomainId) -> u64 {
+        self.dom(d).orphans.replaced_gone()
+    }
+
+    /// Before an operation that may meet the limit of an owner.
+    #[inline]
+    pub(crate) fn replaced(&self) -> Replaced {
+        Replaced { gone: self.shared.replaced_gone.load(Ordering::Acquire), again: false }
     }
 
     /// The inode lost a name, of a directory the only one. `cell` is touched.
@@ -252,11 +272,8 @@ impl MountedVolume {
     /// Deletes replaced inodes of which `of` says so, after the commits that they wait for: whether any of them is gone. For who
     /// would else say that there is no room, or that somebody has as much as may be: what was replaced is no longer there.
     /// Not inside a gate.
-    ///
-    /// Also true where another thread has ended some since [`Self::replaced_gone`] said `gone`, before the attempt that was refused:
-    /// they are on no list any more, and may be what was in the way.
-    pub(crate) fn end_replaced(&self, gone: u64, of: impl Fn(&Cell, &State) -> bool) -> bool {
-        let any = reaping(|| {
+    fn end_replaced(&self, of: impl Fn(&Cell, &State) -> bool) -> bool {
+        reaping(|| {
             let mut all = self.zombies.lock().clone();
             let mut first = Frontier::EMPTY;
             all.retain(|c| {
@@ -275,21 +292,33 @@ impl MountedVolume {
                 tracing::debug!(error = %e, "replaced files that cannot be deleted now");
             }
             all.iter().any(|c| c.state.read().deleted)
-        });
-        any.unwrap_or(false) || self.replaced_gone() != gone
+        })
+        .unwrap_or(false)
     }
 
     /// [`Self::end_replaced`] of a domain, and [`Self::reap_for_room`] of the others, which may give groups then: by who goes on
     /// whatever becomes of it.
     pub(crate) fn end_replaced_in(&self, d: DomainId) {
-        self.end_replaced(self.replaced_gone(), |c, _| c.domain == d);
+        self.end_replaced(|c, _| c.domain == d);
         self.reap_for_room();
     }
 
     /// [`Self::end_replaced`] of what counts for an owner, who has met a limit: where something is gone, what was refused is
     /// tried again.
-    pub(crate) fn end_replaced_of(&self, owner: QuotaOwner, gone: u64) -> bool {
-        self.end_replaced(gone, |_, st| st.owners().each().any(|o| o == owner))
+    ///
+    /// Also true where another thread has ended some since `before`, which are on no list any more. But of whom they were nobody knows:
+    /// so that who has his limit is not kept trying by all who replace files, that is true for an operation once.
+    pub(crate) fn end_replaced_of(&self, owner: QuotaOwner, before: &mut Replaced) -> bool {
+        if self.end_owners_replaced(owner) {
+            return true;
+        }
+        let others = self.replaced().gone != before.gone;
+        others && !std::mem::replace(&mut before.again, true)
+    }
+
+    /// [`Self::end_replaced`] of an owner.
+    pub(crate) fn end_owners_replaced(&self, owner: QuotaOwner) -> bool {
+        self.end_replaced(|_, st| st.owners().each().any(|o| o == owner))
     }
 
     /// Whether somebody decides about names of the inode whose transaction is not durable. That of a domain that has failed never
@@ -351,6 +380,7 @@ impl MountedVolume {
         if reaped == Reaped::Done && c.state.read().deleted {
             // before it leaves the list: who finds it there no more sees this
             self.shared.replaced_gone.fetch_add(1, Ordering::Release);
+            self.dom(c.domain).orphans.note_replaced_gone();
         }
         Ok(reaped)
     }
@@ -410,15 +440,19 @@ mod tests {
         dirs.iter().for_each(|dir| _ = make(*dir, b"f", FileKind::File));
         v.sync().unwrap();
         let i = v.mounted();
-        let (before, owner) = (i.replaced_gone(), QuotaOwner::User(0));
+        let [own, other] = [1, 0].map(|n: usize| v.domain_of(dirs[n]).unwrap());
+        let (mut before, owner) = (i.replaced(), QuotaOwner::User(0));
+        let gone = [own, other].map(|d| i.replaced_gone(d));
         v.rename_by(dirs[0], b"f", dirs[1], b"f", RenameMode::Replace, &Cred::root()).unwrap();
-        assert_eq!((i.zombies.lock().len(), i.replaced_gone()), (1, before));
+        assert_eq!((i.zombies.lock().len(), i.replaced_gone(own)), (1, gone[0]));
         v.sync().unwrap();
         i.reap_zombies().unwrap();
         assert!(i.zombies.lock().is_empty());
-        assert!(i.end_replaced_of(owner, before), "it is gone");
-        assert!(!i.end_replaced_of(owner, i.replaced_gone()), "and nothing since");
-        assert!(i.shorten_orphans(v.domain_of(dirs[1]).unwrap(), before).is_ok());
+        assert!(i.end_replaced_of(owner, &mut before), "it is gone");
+        assert!(!i.end_replaced_of(owner, &mut before), "once: of others there may always be some");
+        assert!(!i.end_replaced_of(owner, &mut i.replaced()), "and nothing since");
+        assert!(i.shorten_orphans(own, gone[0]).is_ok() && i.shorten_orphans(own, i.replaced_gone(own)).is_err());
+        assert!(i.shorten_orphans(other, gone[1]).is_err(), "in another domain");
         v.unmount().unwrap();
     }
 }

@@ -86,12 +86,12 @@ impl MountedVolume {
     fn inode_in(&self, d: DomainId, near: InodeNo, relocate: bool) -> Result<Option<InodeRef>> {
         let dom = self.dom(d);
         loop {
-            let gone = self.replaced_gone();
+            let gone = self.replaced_gone(d);
             if dom.inodes.take() {
                 break;
             }
             // files that were replaced are deleted when that is durable
-            if !self.end_replaced(gone, |c, _| c.domain == d) {
+            if !self.end_replaced_since(d, gone) {
                 return Ok(None);
             }
         }

@@ -80,7 +80,7 @@ impl MountedVolume {
             if want_dir {
                 i.commit_vacating_renames(&c, c.domain)?;
             }
-            let gone = i.replaced_gone();
+            let gone = i.replaced_gone(c.domain);
             let mut op = Op::new(i);
             op.begin(&[d.domain, c.domain], blocks, true)?;
             let mut dst = d.state.write();

@@ -227,7 +227,7 @@ impl MountedVolume {
 
     fn rename(&self, from: &Side<'_>, to: &Side<'_>, mode: RenameMode, cred: &Cred) -> Result<()> {
         let mut spare = Spare::new(self);
-        let (mut tree, mut again) = (None, false);
+        let (mut tree, mut again, mut replaced) = (None, false, self.replaced());
         // a whiteout is an inode with a name of its own
         let least = RENAME_BLOCKS + if mode.leaves_whiteout() { ENTRY_BLOCKS } else { 0 };
         let mut blocks = least;
@@ -249,7 +249,7 @@ impl MountedVolume {
                 r.leaves = Some((spare.of_domain(r.src.domain, from.dir.ino)?, cred));
             }
             r.unwritten = self.commit_before(&r, again)?;
-            let gone = self.replaced_gone();
+            let gone = r.dst.as_ref().map_or(0, |d| self.replaced_gone(d.domain));
             match self.try_rename(&r) {
                 Ok(Ok(done)) => {
                     spare.used();
@@ -261,7 +261,7 @@ impl MountedVolume {
                 Ok(Err(Restart::Orphans(d))) => self.shorten_orphans(d, gone)?,
                 Ok(Err(Restart::Lacks(more))) => blocks = least + more,
                 // of a whiteout
-                Err(Error::Quota(owner)) if self.end_replaced_of(owner, gone) => {}
+                Err(Error::Quota(owner)) if self.end_replaced_of(owner, &mut replaced) => {}
                 Err(e) => return Err(e),
             }
         }

@@ -96,11 +96,10 @@ impl Volume {
     }
 
     /// Deletes files that count for an owner and were replaced by those of other domains, which are made durable for that: whether
-    /// any is gone. For a front end that is about to say that the owner has as much as may be, and asks again then; what is
+    /// any of them is gone. For a front end that is about to say that the owner has as much as may be, and asks again then; what is
     /// refused here comes by them itself.
     pub fn end_replaced_files(&self, owner: QuotaOwner) -> bool {
-        let i = self.mounted();
-        i.end_replaced_of(owner, i.replaced_gone())
+        self.mounted().end_owners_replaced(owner)
     }
 
     /// Blocks of content that writing a range of a file would add.
