@@ -121,6 +121,9 @@ impl MountedVolume {
             return Ok(None);
         }
         let Ok(mut st) = self.fresh(&dst, new, cred) else { return Ok(None) };
+        if op.lacks_for(&mut [(target, &mut st)]).is_some() {
+            return Ok(None);
+        }
         let Ok(mut charge) = self.charge_inode(&st, cred) else { return Ok(None) };
         st.nlink = 1;
         let cell = Arc::new(Cell::new(inode, target, new.kind, st));
@@ -199,7 +202,11 @@ impl MountedVolume {
             return Ok(None);
         }
         let mut st = c.state.write();
-        if !self.may_leave(&st) || !self.may_stay(&c, &st, false) || (st.nlink > 1 && op.lacks(&c, &mut st).is_some()) {
+        if !self.may_leave(&st) || !self.may_stay(&c, &st, false) {
+            return Ok(None);
+        }
+        // (the directory is the transaction's by now)
+        if !self.goes_with_name(&c, &st) && op.lacks(&c, &mut st).is_some() {
             return Ok(None);
         }
         let hash = self.hash(name);
@@ -281,7 +288,7 @@ impl MountedVolume {
         let Some(room) = bucket.room(new) else { return Ok(None) };
         let left = self.vacated_lately(to, new, hash, &mut bucket);
         let Some(before) = Op::before(&left, c.domain) else { return Ok(None) };
-        if op.lacks_for(&mut [(from, &mut fst), (&c, &mut st)]).is_some() {
+        if op.lacks_for(&mut [(from.domain, &mut fst), (c.domain, &mut st)]).is_some() {
             return Ok(None);
         }
         self.dom(c.domain).forget_durable(&mut st);

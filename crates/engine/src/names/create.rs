@@ -17,6 +17,14 @@ use crate::volume::{MountedVolume, OpenFile, Volume};
 use braidfs_format::inode::{INLINE_MAX, NOATIME, NOCOW, PROJECT_MASK, TARGET_MAX};
 use std::sync::Arc;
 
+/// Why an inode is not made at the first attempt.
+enum Unmade {
+    /// Something must be durable or deleted first, or what the name names was locked.
+    Waits,
+    /// The directory or the inode, which inherits its attributes, is written whole: so many blocks more are needed.
+    Lacks(u64),
+}
+
 /// A new inode and its attributes.
 pub(super) type Made = (Arc<Cell>, Attr);
 
@@ -162,16 +170,17 @@ impl MountedVolume {
         cred: &Cred,
         number: NewInode,
     ) -> Result<Made> {
-        let mut replaced = self.replaced();
+        let (mut replaced, mut blocks) = (self.replaced(), blocks_of(new));
         let r = loop {
-            match self.try_create(d, name, new, cred, number) {
+            match self.try_create(d, name, new, cred, number, blocks) {
                 // mostly nobody has to be durable first, which is seen with the directory locked
-                Ok(None) => {
+                Ok(Err(Unmade::Waits)) => {
                     if let Err(e) = self.commit_vacating_rename(d, name.0, number.domain) {
                         break Err(e);
                     }
                 }
-                Ok(Some(made)) => break Ok(made),
+                Ok(Err(Unmade::Lacks(more))) => blocks = blocks_of(new) + more,
+                Ok(Ok(made)) => break Ok(made),
                 Err(Error::Quota(owner)) if self.end_replaced_of(owner, &mut replaced) => {}
                 Err(e) => break Err(e),
             }
@@ -207,7 +216,7 @@ impl MountedVolume {
         made.inspect_err(|_| bound.set_tenant_root(None))
     }
 
-    /// `None` where who left the name must be durable first, or what it names was locked.
+    /// With so many blocks reserved.
     fn try_create(
         &self,
         d: &Arc<Cell>,
@@ -215,10 +224,11 @@ impl MountedVolume {
         new: &NewNode<'_>,
         cred: &Cred,
         NewInode { inode, domain: target }: NewInode,
-    ) -> Result<Option<Made>> {
+        blocks: u64,
+    ) -> Result<Result<Made, Unmade>> {
         let lender = (target != d.domain).then_some(d.domain);
         let mut op = Op::new(self);
-        op.begin_lending(&[d.domain, target], blocks_of(new), false, lender)?;
+        op.begin_lending(&[d.domain, target], blocks, false, lender)?;
         let mut dst = d.state.write();
         check_alive(&dst)?;
         check_takes_names(&dst)?;
@@ -229,7 +239,7 @@ impl MountedVolume {
                 Child::Busy(c) => {
                     drop((dst, op));
                     Child::wait(&c);
-                    return Ok(None);
+                    return Ok(Err(Unmade::Waits));
                 }
             },
             None => false,
@@ -237,8 +247,11 @@ impl MountedVolume {
         if new.kind == FileKind::Dir {
             check_takes_directory(&dst)?;
         }
-        let Some(before) = op.may_take(d, name, target) else { return Ok(None) };
+        let Some(before) = op.may_take(d, name, target) else { return Ok(Err(Unmade::Waits)) };
         let mut st = self.fresh(&dst, new, cred)?;
+        if let Some(more) = op.lacks_for(&mut [(d.domain, &mut dst), (target, &mut st)]) {
+            return Ok(Err(Unmade::Lacks(more)));
+        }
         let mut charge = self.charge_inode(&st, cred)?;
         st.durability.inode_takes_name(&before);
         st.gain_link(d.ino, name, self.shared.name_time(&mut [&mut dst], 0));
@@ -266,27 +279,32 @@ impl MountedVolume {
         drop(st);
         self.note_inode_made(&cell, charge);
         self.dom(target).cells.insert_new(cell.clone());
-        Ok(Some((cell, attr)))
+        Ok(Ok((cell, attr)))
     }
 
-    /// Makes an inode without a name, open. `None` where the journal of its domain has no room for more of them.
+    /// Makes an inode without a name, open, with so many blocks reserved. It waits where the journal of its domain has no room for more
+    /// of them.
     fn try_tmpfile(
         &self,
         d: &Cell,
         new: &NewNode<'_>,
         cred: &Cred,
         NewInode { inode, domain: target }: NewInode,
-    ) -> Result<Option<(Attr, OpenCell)>> {
+        blocks: u64,
+    ) -> Result<Result<(Attr, OpenCell), Unmade>> {
         let mut op = Op::new(self);
-        op.begin(&[target], ENTRY_BLOCKS, false)?;
+        op.begin(&[target], blocks, false)?;
         let dst = d.state.read();
         check_alive(&dst)?;
         check_takes_names(&dst)?;
-        let st = self.fresh(&dst, new, cred)?;
+        let mut st = self.fresh(&dst, new, cred)?;
         drop(dst);
+        if let Some(more) = op.lacks_for(&mut [(target, &mut st)]) {
+            return Ok(Err(Unmade::Lacks(more)));
+        }
         let dom = self.dom(target);
         if dom.has_most_orphans() {
-            return Ok(None);
+            return Ok(Err(Unmade::Waits));
         }
         let charge = self.charge_inode(&st, cred)?;
         let cell = Arc::new(Cell::new(inode, target, new.kind, st));
@@ -297,7 +315,7 @@ impl MountedVolume {
         dom.orphans.insert(inode.ino);
         self.note_inode_made(&cell, charge);
         dom.cells.insert_new(cell.clone());
-        Ok(Some((attr, OpenCell::counted(cell))))
+        Ok(Ok((attr, OpenCell::counted(cell))))
     }
 }
 
@@ -321,12 +339,13 @@ impl Volume {
         let d = i.dir_cell(dir)?;
         let target = i.place(&d, &d.state.read(), new.kind);
         let number = i.new_inode_anywhere(target, dir)?;
-        let mut replaced = i.replaced();
+        let (mut replaced, mut blocks) = (i.replaced(), ENTRY_BLOCKS);
         let r = loop {
             let gone = i.replaced_gone(number.domain);
-            match i.try_tmpfile(&d, new, cred, number) {
-                Ok(Some((attr, cell))) => break Ok((attr, OpenFile::new(cell, self.reference()))),
-                Ok(None) => {
+            match i.try_tmpfile(&d, new, cred, number, blocks) {
+                Ok(Err(Unmade::Lacks(more))) => blocks = ENTRY_BLOCKS + more,
+                Ok(Ok((attr, cell))) => break Ok((attr, OpenFile::new(cell, self.reference()))),
+                Ok(Err(Unmade::Waits)) => {
                     if let Err(e) = i.shorten_orphans(number.domain, gone) {
                         break Err(e);
                     }

@@ -86,7 +86,7 @@ impl MountedVolume {
         check_takes_names(&dst)?;
         self.check_project(&dst, &st)?;
         st.check_gains(name, None)?;
-        if let Some(more) = op.lacks_for(&mut [(d, &mut dst), (c, &mut st)]) {
+        if let Some(more) = op.lacks_for(&mut [(d.domain, &mut dst), (c.domain, &mut st)]) {
             *blocks = more + ENTRY_BLOCKS;
             return Ok(None);
         }

@@ -94,6 +94,13 @@ impl MountedVolume {
         }
     }
 
+    /// Whether an inode is deleted with the name that it is about to lose: what it has need not be written then. Of a short one it is
+    /// not asked ([`Op::is_short`]).
+    pub(super) fn goes_with_name(&self, c: &Cell, st: &State) -> bool {
+        let is_last = c.kind == FileKind::Dir || st.nlink <= 1;
+        Op::is_short(st) || is_last && !c.is_open() && !self.held.holds(c) && st.durability.tombstones().is_empty()
+    }
+
     /// Deletes replaced files of a domain whose journal has no room for more inodes without a name. Not inside a gate.
     ///
     /// # Errors

@@ -93,11 +93,13 @@ impl MountedVolume {
             if st.deleted {
                 continue;
             }
-            // the last name of one that is not open takes all of that with it
-            if st.nlink > 1
-                && let Some(more) = op.lacks(&c, &mut st)
-            {
-                blocks = more;
+            let lacks = if i.goes_with_name(&c, &st) {
+                op.lacks_for(&mut [(d.domain, &mut dst)])
+            } else {
+                op.lacks_for(&mut [(d.domain, &mut dst), (c.domain, &mut st)])
+            };
+            if let Some(more) = lacks {
+                blocks = REMOVE_BLOCKS + more;
                 continue;
             }
             if i.exchanging(&st) {

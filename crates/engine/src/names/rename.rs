@@ -139,11 +139,11 @@ struct Locked<'c> {
 impl Locked<'_> {
     /// [`Op::lacks`] of all of them.
     fn lacks(&mut self, op: &Op<'_>, r: &Request<'_>) -> Option<u64> {
-        let mut touched: SmallVec<[(&Cell, &mut State); 4]> = smallvec![(&*r.src, &mut *self.src)];
+        let mut touched: SmallVec<[(DomainId, &mut State); 4]> = smallvec![(r.src.domain, &mut *self.src)];
         for (i, st) in self.dirs.iter_mut().enumerate() {
-            touched.push((if i == self.old { &r.from.dir } else { &r.to.dir }, st));
+            touched.push((if i == self.old { r.from.dir.domain } else { r.to.dir.domain }, st));
         }
-        touched.extend(r.dst.as_deref().zip(self.dst.as_deref_mut()));
+        touched.extend(r.dst.as_ref().map(|d| d.domain).zip(self.dst.as_deref_mut()));
         op.lacks_for(&mut touched)
     }
 }

@@ -287,21 +287,32 @@ impl<'a> Op<'a> {
     }
 
     /// [`Self::lacks`] of several inodes, which may be of one domain: so many are to be reserved in each.
-    pub fn lacks_for(&self, touched: &mut [(&Cell, &mut State)]) -> Option<u64> {
+    #[inline]
+    pub fn lacks_for(&self, touched: &mut [(DomainId, &mut State)]) -> Option<u64> {
+        if touched.iter().all(|(_, st)| Self::is_short(st)) { None } else { self.lacks_for_long(touched) }
+    }
+
+    #[inline(never)]
+    fn lacks_for_long(&self, touched: &mut [(DomainId, &mut State)]) -> Option<u64> {
         let mut sums: SmallVec<[u64; 4]> = SmallVec::from_elem(0, self.enters.len());
-        for (cell, st) in touched {
-            let i = self.index(cell.domain);
+        for (d, st) in touched {
+            let i = self.index(*d);
             sums[i] += self.whole_record(i, st);
         }
         let lacks = sums.iter().zip(&self.reserved).any(|(blocks, reserved)| blocks > reserved);
         lacks.then(|| sums.iter().max().copied().unwrap_or(0) + METADATA_OF_WRITE)
     }
 
+    /// Whether an inode has few names and no attributes: what all operations reserve is enough for it.
+    #[inline]
+    pub fn is_short(st: &State) -> bool {
+        st.links.len() <= FEW_LINKS && st.xattrs.is_empty()
+    }
+
     /// Blocks that touching an inode of the domain entered at `i` takes, where it is one of many names or attributes; else 0.
     #[inline]
     fn whole_record(&self, i: usize, st: &mut State) -> u64 {
-        // what all operations have is enough for few
-        if st.links.len() <= FEW_LINKS && st.xattrs.is_empty() {
+        if Self::is_short(st) {
             return 0;
         }
         if st.durability.dirty_tx() == Some(self.enters[i].tx().id) {
@@ -552,31 +563,30 @@ mod tests {
         assert!(!LAST.get());
     }
 
-    /// Operations that have begun, all of them, before the first one sees how much its inode takes: each change of one writes all of
-    /// its attributes again. Their commit has the blocks, or some are told that there is no room.
-    #[test]
-    fn many_inodes_of_long_attributes_change_at_once_while_nothing_is_free() {
-        const FILES: usize = 32;
+    const AT_ONCE: usize = 32;
+
+    /// On a full volume that `make` has made something on, [`AT_ONCE`] operations that have begun, all of them, before the first one sees
+    /// how much its inodes take: they wait for the inodes that `make` tells. Each change of one writes all of its attributes again.
+    /// Their commit has the blocks, or some are told that there is no room.
+    fn change_at_once<T>(
+        make: impl FnOnce(&Volume) -> (Vec<InodeNo>, T),
+        change: impl Fn(&Volume, &T, usize) -> Result<()> + Sync,
+    ) where
+        T: Sync,
+    {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(16384));
         let o = MkfsOptions { domains: Some(1), ..MkfsOptions::default() };
         crate::mkfs::format(std::slice::from_ref(&device), &o).unwrap();
         let v = mount(&device);
-        let node = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
-        let create = |name: &str| v.create(InodeNo::ROOT, name.as_bytes(), &node, &Cred::root()).unwrap().ino;
-        let long = |n: usize| {
-            let ino = create(&format!("{n}"));
-            v.setxattr(ino, b"user.long", &vec![n as u8; 60_000], XattrMode::Set).unwrap();
-            v.setxattr(ino, b"user.short", b"x", XattrMode::Set).unwrap();
-            v.sync().unwrap();
-            v.mounted().cell(ino).unwrap()
-        };
-        let all: Vec<_> = (0..FILES).map(long).collect();
-        let large = v.open(create("large")).unwrap();
+        let (inodes, made) = make(&v);
+        let all: Vec<_> = inodes.iter().map(|ino| v.mounted().cell(*ino).unwrap()).collect();
+        let large = v.open(make_in(&v, InodeNo::ROOT, "large", FileKind::File)).unwrap();
         for piece in [1 << 20, 4096] {
             while v.append(&large, &vec![7; piece]).is_ok() {}
         }
         v.sync().unwrap();
-        let (held, go) = (std::sync::Barrier::new(FILES + 1), std::sync::Barrier::new(FILES + 1));
+        let (held, go) = (std::sync::Barrier::new(all.len() + 1), std::sync::Barrier::new(all.len() + 1));
+        let changed = std::sync::atomic::AtomicUsize::new(0);
         std::thread::scope(|s| {
             for c in &all {
                 let (held, go) = (&held, &go);
@@ -587,10 +597,11 @@ mod tests {
                 });
             }
             held.wait();
-            let v = &v;
-            for c in &all {
-                s.spawn(move || match v.removexattr(c.ino, b"user.short") {
-                    Ok(()) | Err(Error::NoSpace) => {}
+            let (v, made, change, changed) = (&v, &made, &change, &changed);
+            for n in 0..AT_ONCE {
+                s.spawn(move || match change(v, made, n) {
+                    Ok(()) => _ = changed.fetch_add(1, Ordering::Relaxed),
+                    Err(Error::NoSpace) => {}
                     Err(e) => panic!("{e}"),
                 });
             }
@@ -599,9 +610,57 @@ mod tests {
             go.wait();
         });
         v.sync().unwrap();
-        let removed = |c: &&Arc<Cell>| v.getxattr(c.ino, b"user.short").is_err();
-        assert!(all.iter().filter(removed).count() > 3);
+        let changed = changed.into_inner();
+        assert!(changed > 3, "{changed} were changed");
         drop((large, all));
         v.unmount().unwrap();
+    }
+
+    fn make_in(v: &Volume, dir: InodeNo, name: &str, kind: FileKind) -> InodeNo {
+        let node = NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" };
+        v.create(dir, name.as_bytes(), &node, &Cred::root()).unwrap().ino
+    }
+
+    /// Inodes that are written with long attributes by each change.
+    fn long(v: &Volume, kind: FileKind) -> Vec<InodeNo> {
+        let long = |n: usize| {
+            let ino = make_in(v, InodeNo::ROOT, &format!("{n}"), kind);
+            v.setxattr(ino, b"user.long", &vec![n as u8; 60_000], XattrMode::Set).unwrap();
+            v.setxattr(ino, b"user.short", b"x", XattrMode::Set).unwrap();
+            if kind == FileKind::Dir {
+                make_in(v, ino, "f", FileKind::File);
+            }
+            v.sync().unwrap();
+            ino
+        };
+        (0..AT_ONCE).map(long).collect()
+    }
+
+    #[test]
+    fn many_inodes_of_long_attributes_change_at_once_while_nothing_is_free() {
+        let make = |v: &Volume| {
+            let all = long(v, FileKind::File);
+            (all.clone(), all)
+        };
+        change_at_once(make, |v, all, n| v.removexattr(all[n], b"user.short"));
+    }
+
+    #[test]
+    fn names_are_removed_in_directories_of_long_attributes_at_once_while_nothing_is_free() {
+        let make = |v: &Volume| {
+            let all = long(v, FileKind::Dir);
+            (all.clone(), all)
+        };
+        change_at_once(make, |v, all, n| v.unlink(all[n], b"f"));
+    }
+
+    #[test]
+    fn many_open_files_of_long_attributes_lose_their_names_at_once_while_nothing_is_free() {
+        let make = |v: &Volume| {
+            let all = long(v, FileKind::File);
+            let open: Vec<_> = all.iter().map(|ino| v.open(*ino).unwrap()).collect();
+            (all, open)
+        };
+        change_at_once(make, |v, _, n| v.unlink(InodeNo::ROOT, format!("{n}").as_bytes()));
     }
 }
