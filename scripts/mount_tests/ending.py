@@ -18,6 +18,9 @@ from mount_tests.upgrade import fill_up, mounted, on_a_small_disk
 # The kernel tells the server of no sync, and the server commits by itself much later.
 LATE = "fuseblk=never,commit=300,transport=dev"
 
+# Signals within 3 s are one.
+SAME = 3.2
+
 
 def leave_dirty(path, content):
     """In the kernel's cache only: a close writes back, and this comes after it."""
@@ -144,6 +147,57 @@ def sigterm_makes_a_busy_mount_durable(volume, _top):
 
 
 @check
+def signals_that_come_together_are_one(volume, _top):
+    """A service manager sends SIGHUP right after SIGTERM; a shutdown reaches a supervisor, too, which hands its signal on."""
+    daemon_only(volume)
+    root_only()
+    with small_volume(volume) as v:
+        for options in (LATE, f"supervise,{LATE}"):
+            with logged_mount(v, options) as said:
+                pids = sorted(v.daemons(), key=started)
+                content = os.urandom(8 << 20)
+                leave_dirty(v.mnt / "f", content)
+                with in_use(v.mnt / "g") as file:
+                    for pid in pids:
+                        os.kill(pid, signal.SIGTERM)
+                    os.kill(pids[-1], signal.SIGHUP)
+                    wait_for("its word", lambda: "busy: synced and detached" in said(), 20)
+                    os.write(file, b"still served")
+                wait_for("the end of the daemons", lambda: not v.daemons(), 20)
+            v.mount(LATE)
+            same((v.mnt / "f").read_bytes(), content, "content")
+            same((v.mnt / "g").read_bytes(), b"still served", "what was written after the signals")
+            (v.mnt / "g").unlink()
+            v.umount()
+
+
+@check
+def sigterm_of_a_covered_mount(volume, _top):
+    """It goes on; when it is covered no more, a signal is a first one again: who uses the mount is not cut off."""
+    daemon_only(volume)
+    root_only()
+    with small_volume(volume) as v, logged_mount(v, LATE) as said:
+        pid = v.daemon()
+        leave_dirty(v.mnt / "f", b"not synced")
+        with in_use(v.mnt / "g") as file:
+            run("mount", "-t", "tmpfs", "none", v.mnt)
+            try:
+                os.kill(pid, signal.SIGTERM)
+                wait_for("its word", lambda: "something else is mounted over it: synced" in said(), 20)
+            finally:
+                run("umount", v.mnt)
+            os.write(file, b"still served")
+            time.sleep(SAME)
+            os.kill(pid, signal.SIGTERM)
+            wait_for("its word", lambda: "busy: synced and detached" in said(), 20)
+            os.write(file, b", and still")
+        wait_for("the end of the daemon", lambda: not os.path.exists(f"/proc/{pid}"), 20)
+        v.mount(LATE)
+        content = (v.mnt / "f").read_bytes(), (v.mnt / "g").read_bytes()
+        same(content, (b"not synced", b"still served, and still"), "content")
+
+
+@check
 def sigterm_after_a_lazy_unmount(volume, _top):
     """It cannot be reached any more, and a second signal would cut off who uses it."""
     daemon_only(volume)
@@ -156,6 +210,7 @@ def sigterm_after_a_lazy_unmount(volume, _top):
             os.kill(pid, signal.SIGTERM)
             wait_for("its word", lambda: "it was detached before: synced" in said(), 20)
             os.write(file, b"still served")
+            time.sleep(SAME)
             os.kill(pid, signal.SIGTERM)
             wait_for("the end of the daemon", lambda: not os.path.exists(f"/proc/{pid}"), 20)
         v.mount(LATE)
@@ -250,7 +305,7 @@ def a_second_signal_cuts_off_while_the_first_waits(volume, _top):
             try:
                 os.kill(pid, signal.SIGTERM)
                 wait_for("the first signal's work", lambda: threads_named(pid, "fuse-end"), 10)
-                time.sleep(0.5)
+                time.sleep(SAME)
                 must(threads_named(pid, "fuse-end"), "the first signal does not wait")
                 os.kill(pid, signal.SIGTERM)
                 wait_for("the end of the connection", lambda: fails(file), 10)

@@ -317,6 +317,30 @@ def sigterm_under_another_mount(volume, _top):
 
 
 @check
+def sigterm_under_another_mount_leaves_tenants(volume, _top):
+    """The volume goes on, and so do they; more of them can be mounted, and the volume is not unmounted below them."""
+    with tenants(volume) as (v, point):
+        alone(v, point)
+        (pid,) = v.daemons()
+        (point / "f").write_text("x")
+        run("mount", "-t", "tmpfs", "tmpfs", v.mnt)
+        try:
+            os.kill(pid, signal.SIGTERM)
+            time.sleep(3.2)
+            must(os.path.ismount(point), "the tenant's mount has ended")
+        finally:
+            run("umount", v.mnt)
+        code, said = run(v.binary, "umount", v.mnt, ok=None)
+        must(code == 32 and str(point) in said, f"exit code {code}: {said}")
+        run("umount", point)
+        alone(v, point)
+        same((point / "f").read_text(), "x", "content")
+        # a first one again
+        kill_and_wait(pid, signal.SIGTERM)
+        must(not os.path.ismount(point) and not v.mount_entry(), "still mounted")
+
+
+@check
 def the_kernel_does_not_take_parked_requests_for_congestion(volume, _top):
     """Its threshold rises as soon as a tenant has a rate: also where the mount has a block device of its own."""
     for options in ("fuseblk=never", "fuseblk=auto"):
@@ -359,6 +383,8 @@ def a_second_sigterm_cuts_off_users_of_a_tenant(volume, _top):
             (pid,) = v.daemons()
             os.kill(pid, signal.SIGTERM)
             wait_for("both to be detached", lambda: not os.path.ismount(point) and not v.mount_entry(), 20)
+            # signals within 3 s are one
+            time.sleep(3.2)
             os.kill(pid, signal.SIGTERM)
             wait_for("the end of the daemon", lambda: not os.path.exists(f"/proc/{pid}"), 30)
             with refused(errno.ENOTCONN, errno.EIO, errno.ECONNABORTED):

@@ -3,6 +3,9 @@
 //! What the first one asks of the kernel may take any time: it waits for pages to be written back, for the device, and for answers
 //! of this process. So that has a thread of its own, and the one that waits for signals is free for the second.
 //!
+//! Signals that come together are one: a service manager may send SIGHUP right after SIGTERM, and a machine that shuts down signals a
+//! process and the one that looks after it, which hands that on. So what comes within [`SAME`] of the first changes nothing.
+//!
 //! In every case but that of a mount that is unmounted at once, all is made durable: a kill may come next, or the second signal.
 //! Where the root of the mount cannot be reached (something is mounted over it, or it was detached) the kernel is asked to write
 //! back file by file ([`BraidFs::write_back_all`]): a sync(2) of the machine would wait for other file systems, too.
@@ -21,26 +24,39 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Signals that come within so long after the first one are the same wish.
+const SAME: Duration = Duration::from_secs(3);
 
 /// What a signal ends.
 pub(crate) struct Ending {
     pub mount: Arc<Mount>,
     pub channel: Weak<Channel>,
     pub connections: Arc<Connections>,
-    /// A signal has come.
+    /// A signal has come: the mount is to end.
     pub told: AtomicBool,
+    /// What the signal before began has ended, and the mount goes on, as something else was mounted over it.
+    pub goes_on: AtomicBool,
 }
 
 impl Ending {
     /// Until no signals are waited for any more, and what the first one began has ended.
     pub fn watch(self: &Arc<Self>, signals: &mut Signals) {
         let mut work: Option<JoinHandle<()>> = None;
+        let mut first: Option<Instant> = None;
         for signal in signals.forever() {
             tracing::info!(signal, "asked to end");
-            if self.told.swap(true, Ordering::SeqCst) {
-                self.cut_off();
-                continue;
+            match first {
+                Some(first) if first.elapsed() < SAME => continue,
+                Some(_) if !self.is_uncovered() => {
+                    self.cut_off();
+                    continue;
+                }
+                _ => first = Some(Instant::now()),
             }
+            self.goes_on.store(false, Ordering::SeqCst);
+            self.told.store(true, Ordering::SeqCst);
             let own = self.clone();
             match run_aside("fuse-end", move || own.unmount()) {
                 Ok(thread) => work = Some(thread),
@@ -55,10 +71,23 @@ impl Ending {
     }
 
     fn unmount(&self) {
-        self.connections.unmount();
+        // of one that goes on the tenants do, too
+        let covered = self.mount.place() == Place::Covered;
+        if !covered {
+            self.connections.unmount();
+        }
         if let Err(e) = end(&self.mount, &self.connections, &self.channel) {
             tracing::error!(point = %self.mount.point().display(), error = %e, "cannot unmount");
         }
+        if covered {
+            self.told.store(false, Ordering::SeqCst);
+            self.goes_on.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// It was covered when a signal came, and went on; it is so no more: the next signal is a first one.
+    fn is_uncovered(&self) -> bool {
+        self.goes_on.load(Ordering::SeqCst) && self.mount.place() != Place::Covered
     }
 
     fn cut_off(&self) {

@@ -230,6 +230,7 @@ impl Attached {
             channel: Arc::downgrade(&channel),
             connections: channel.connections().clone(),
             told: AtomicBool::new(false),
+            goes_on: AtomicBool::new(false),
         });
         let watcher = {
             let ending = ending.clone();
