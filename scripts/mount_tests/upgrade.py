@@ -480,6 +480,40 @@ def a_users_own_mount(volume, _top):
 
 
 @check
+def root_on_a_users_own_mount_starts_nothing_as_that_user(volume, _top):
+    """A program that ran as the user on root's terminal would be the user's to change. So names are asked for before, or not at all."""
+    with mounted_by_nobody(volume, "transport=dev") as (v, _call), small_volume(volume, "other") as other:
+        ran = v.image.with_suffix(".ran")
+        ran.write_bytes(b"")
+        ran.chmod(0o666)
+        programs = v.image.with_suffix(".programs")
+        programs.mkdir()
+        for name in "getent", "id":
+            program = programs / name
+            program.write_text(f'#!/bin/sh\necho {name} $(/usr/bin/id -u) >> {ran}\nPATH=/usr/bin:/bin exec {name} "$@"\n')
+            program.chmod(0o755)
+        path = os.environ["PATH"]
+        os.environ["PATH"] = f"{programs}:{path}"
+        try:
+            run(v.binary, "quota", "set", "--user", "nobody", "--space", "1M", v.mnt)
+            _, said = run(v.binary, "quota", "show", "--group", "root", v.mnt, ok=None)
+            _, said = run(v.binary, "quota", "report", v.mnt)
+        finally:
+            os.environ["PATH"] = path
+        must(f"user {NOBODY}: " in said, f"numbers alone: {said}")
+        same(ran.read_text().split("\n"), ["id 0", "getent 0", ""], "programs, and as whom they ran")
+        other.mount()
+        try:
+            refuses(1, ("as the same user as",), v.binary, "defrag", "--check", v.mnt, other.mnt)
+            refuses(1, ("as the same user as",), v.binary, "defrag", "--check", other.mnt, v.mnt)
+            run(v.binary, "defrag", "--check", v.mnt, v.mnt)
+        finally:
+            other.umount()
+            shutil.rmtree(programs)
+            ran.unlink()
+
+
+@check
 def options_and_metrics_stay(volume, _top):
     root_only()
     path = volume.image.with_suffix(".metrics")

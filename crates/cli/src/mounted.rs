@@ -8,7 +8,7 @@ use crate::{names, open};
 use braidfs_device::{NbdUri, OpenError, is_nbd_uri};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::thread::{Gid, Uid, set_thread_res_gid, set_thread_res_uid};
+use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
@@ -140,8 +140,16 @@ fn only_user(mount: &Mount) -> Option<(u32, u32)> {
     if shared || !is_braidfs(mount) { None } else { number("user_id").zip(number("group_id")) }
 }
 
+/// Who this process would have to become to look at `path`: the only user of a mount that lets root in neither.
+pub fn closed_by(path: &Path) -> Option<u32> {
+    let closed = |e: io::Error| Errno::from_io_error(&e) == Some(Errno::ACCESS);
+    let is_closed = rustix::process::geteuid().is_root() && std::fs::symlink_metadata(path).is_err_and(closed);
+    covering(path).as_ref().and_then(only_user).filter(|_| is_closed).map(|(user, _)| user)
+}
+
 /// Opens a directory of a mount. One of a user's own lets nobody else in, root neither: then as that user, who this process
-/// is from then on.
+/// is from then on, in that user's group and in none of root's. It starts no program any more: that would be the user's to
+/// change, on root's terminal.
 ///
 /// # Errors
 /// Of the host.
@@ -151,6 +159,8 @@ pub fn enter(directory: &Path) -> io::Result<File> {
             let Some((user, group)) = covering(directory).as_ref().and_then(only_user) else { return Err(e) };
             // This process has one thread, and does nothing else after it.
             let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
+            names::ask_nobody();
+            set_thread_groups(&[])?;
             set_thread_res_gid(group, group, group)?;
             set_thread_res_uid(user, user, user)?;
             File::open(directory)

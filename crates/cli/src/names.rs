@@ -3,6 +3,16 @@
 
 use crate::failure::Failure;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// No program is started any more.
+static NOBODY_IS_ASKED: AtomicBool = AtomicBool::new(false);
+
+/// From now on numbers have no names, and names no numbers: this process is about to become another user, whose the programs
+/// that know them would be.
+pub fn ask_nobody() {
+    NOBODY_IS_ASKED.store(true, Ordering::Relaxed);
+}
 
 /// The number of a user.
 ///
@@ -40,6 +50,9 @@ fn number(program: &[&str], field: usize, kind: &str, name: &str) -> Result<u32,
 
 /// A field of what a program says of somebody; `None` where it knows nobody of the name.
 fn told(program: &[&str], field: usize, who: &str) -> Option<String> {
+    if NOBODY_IS_ASKED.load(Ordering::Relaxed) {
+        return None;
+    }
     let asked = Command::new(program[0]).args(&program[1..]).args(["--", who]).output();
     let told = asked.ok().filter(|o| o.status.success()).and_then(|o| String::from_utf8(o.stdout).ok());
     told.and_then(|t| t.lines().next()?.split(':').nth(field).map(|f| f.trim().to_owned())).filter(|f| !f.is_empty())

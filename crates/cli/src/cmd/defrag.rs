@@ -98,6 +98,7 @@ struct Found<'d> {
 }
 
 pub fn run(args: &Args) -> Outcome {
+    one_user(&args.paths)?;
     let bar = Bar::new(io::stderr().is_terminal() && !args.json && !args.quiet);
     let mut r = Report::default();
     let mut seen = Seen::new();
@@ -119,6 +120,14 @@ pub fn run(args: &Args) -> Outcome {
     }
     bar.finish();
     tell(args, &r)
+}
+
+/// Refuses paths on mounts that let different users in alone: who became one of them is neither root nor another one.
+fn one_user(paths: &[PathBuf]) -> Result<(), Failure> {
+    let first = mounted::closed_by(&paths[0]);
+    let Some(other) = paths.iter().find(|path| mounted::closed_by(path) != first) else { return Ok(()) };
+    let why = format!("it cannot be looked at as the same user as {}: one command for each", paths[0].display());
+    Err(Failure::at("cannot defragment", other.display(), why).with_code(1))
 }
 
 /// An open directory of the volume that a path is of: the server is asked through it.

@@ -186,9 +186,10 @@ pub fn run(args: &Args) -> Outcome {
             tell(&whose.report(shown.map_err(|e| whose.refused(mountpoint, &e))?), *json)
         }
         Call::Report { json, mountpoint } => {
-            let all = control::quotas(&open(mountpoint)?).map_err(|e| refused(mountpoint, "nothing", &e))?;
+            let dir = open(mountpoint)?;
+            let all = control::quotas(&dir).map_err(|e| refused(mountpoint, "nothing", &e))?;
             let mut all: Vec<Report> = all.into_iter().map(Report::from).collect();
-            find_paths(mountpoint, &mut all);
+            find_paths(mountpoint, &dir, &mut all);
             if *json {
                 return say_json("quota", &all);
             }
@@ -207,13 +208,14 @@ pub fn run(args: &Args) -> Outcome {
     }
 }
 
-/// Of directories that lie right in `above` the paths.
-fn find_paths(above: &Path, all: &mut [Report]) {
+/// Of directories that lie right in `above`, which `dir` is, the paths. What is mounted there has numbers of its own.
+fn find_paths(above: &Path, dir: &File, all: &mut [Report]) {
     if all.iter().all(|q| q.directory.is_none()) {
         return;
     }
+    let Ok(volume) = dir.metadata().map(|m| m.dev()) else { return };
     for entry in std::fs::read_dir(above).into_iter().flatten().flatten() {
-        let found = entry.metadata().ok().filter(|m| m.is_dir());
+        let found = entry.metadata().ok().filter(|m| m.is_dir() && m.dev() == volume);
         let is_it = |q: &&mut Report| found.as_ref().is_some_and(|m| q.directory == Some(m.ino()));
         if let Some(q) = all.iter_mut().find(is_it) {
             q.path = Some(entry.path().display().to_string());
@@ -229,23 +231,22 @@ impl Whose {
 
     /// What to ask on, and about what.
     fn open(&self, mountpoint: &Path) -> Result<(File, QuotaSubject), Failure> {
-        let mount = open(mountpoint)?;
-        if let Some(n) = self.project {
-            return Ok((mount, QuotaSubject::Project(n)));
-        }
-        if let Some(group) = &self.group {
-            return Ok((mount, QuotaSubject::Group(names::number_of_group(group)?)));
-        }
-        let Some(directory) = &self.directory else {
-            return Ok((mount, QuotaSubject::User(names::number_of_user(self.user.as_deref().unwrap_or_default())?)));
+        // names first: who opens another user's mount cannot ask for numbers any more
+        let subject = match (self.project, &self.group, &self.directory) {
+            (Some(n), ..) => QuotaSubject::Project(n),
+            (_, Some(group), _) => QuotaSubject::Group(names::number_of_group(group)?),
+            (.., Some(_)) => QuotaSubject::Directory,
+            _ => QuotaSubject::User(names::number_of_user(self.user.as_deref().unwrap_or_default())?),
         };
+        let mount = open(mountpoint)?;
+        let Some(directory) = &self.directory else { return Ok((mount, subject)) };
         let dir = open(directory)?;
         let device = |f: &File| f.metadata().map(|m| m.dev()).ok();
         if device(&dir) != device(&mount) {
             let why = format!("it does not lie on the volume that is mounted at {}", mountpoint.display());
             return Err(Failure::at("quota", directory.display(), why));
         }
-        Ok((dir, QuotaSubject::Directory))
+        Ok((dir, subject))
     }
 
     fn refused(&self, mountpoint: &Path, e: &std::io::Error) -> Failure {
