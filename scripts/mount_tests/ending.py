@@ -9,7 +9,7 @@ import shutil
 import signal
 import time
 
-from fslib import fork_for, run, wait_for
+from fslib import fork_for, kill_and_wait, run, wait_for
 from mount_tests.common import check, daemon_only, must, root_only, same, write_synced
 from mount_tests.guard import PTRACE_DETACH, ptrace, stop, threads_named
 from mount_tests.helpers import small_volume
@@ -71,6 +71,26 @@ def umount_by_force_cuts_off_who_does_not_answer(volume, _top):
         v.mount("transport=dev")
         same((v.mnt / "f").read_bytes(), b"synced", "content")
         v.umount()
+
+
+@check
+def umount_of_a_dead_mount_is_no_failure(volume, _top):
+    """Nothing is lost that was synced: the next mount replays the journal."""
+    daemon_only(volume)
+    root_only()
+    with small_volume(volume) as v:
+        for options in LATE, "transport=dev":
+            for how in (), ("--force",):
+                v.mount(options)
+                write_synced(v.mnt / "f", b"synced")
+                pid = v.daemon()
+                kill_and_wait(pid, signal.SIGKILL)
+                code, said = run(v.binary, "umount", *how, v.mnt, ok=None)
+                same(code, 0, f"exit code: {said}")
+                must("its server had died; the next mount replays the journal" in said, said)
+                v.mount(options)
+                same((v.mnt / "f").read_bytes(), b"synced", "content")
+                same(run(v.binary, "umount", v.mnt), (0, ""), "unmount of one that is served")
 
 
 @check

@@ -71,6 +71,8 @@ fn run_checked(args: &Args) -> Outcome {
     let backing = backing(&mount);
     // for ever is more than a clock can say: a century
     let deadline = Instant::now() + Duration::from_secs(args.timeout.min(u32::MAX.into()));
+    let source = Source::of(&mount);
+    let is_dead = is_dead(backing.devices.iter().chain(&source.devices));
     match args.force {
         true => force::unmount_or_cut_off(&target, &mount, args.lazy, deadline)?,
         false => detach(&target, args.lazy, false)?,
@@ -81,7 +83,6 @@ fn run_checked(args: &Args) -> Outcome {
         return Ok(0);
     }
     let mounter = mount.super_options.split(',').find_map(|o| o.strip_prefix("user_id=")?.parse().ok());
-    let source = Source::of(&mount);
     let devices = match source.tenant {
         // the volume may have been detached before its tenants, and goes on until they are gone, too
         Some(_) if !is_in_use(&source.devices) => &source.devices,
@@ -97,7 +98,11 @@ fn run_checked(args: &Args) -> Outcome {
     if let Some(dir) = backing.loop_device {
         wait_detached(&dir, deadline);
     }
-    match source.tenant.is_none() && !backing.in_part && !is_read_only(&mount) && is_left_open(&backing.devices) {
+    match source.tenant.is_none() && !is_read_only(&mount) && is_left_open(&backing.devices) {
+        true if is_dead => {
+            crate::complain(format_args!("{show}: its server had died; the next mount replays the journal"));
+            Ok(0)
+        }
         true => {
             let why = "unmounted, but a device failed before all was written, and what was written last may be lost: see the log of \
                        the mount, and check it with `braidfs fsck`";
@@ -109,6 +114,12 @@ fn run_checked(args: &Args) -> Outcome {
 
 fn is_read_only(mount: &Mount) -> bool {
     mount.super_options.split(',').any(|o| o == "ro")
+}
+
+/// Whether the server of a volume that is mounted had died, as it holds none of its `devices`. It is asked nothing: one that does
+/// not answer would keep the mount busy.
+fn is_dead<'a>(mut devices: impl Iterator<Item = &'a PathBuf>) -> bool {
+    !devices.any(|d| Held::lock(d).is_some_and(|held| held.lasts()))
 }
 
 /// Whether the volume on `devices`, which nobody has open, was not closed properly, as far as that can be seen.
@@ -143,26 +154,23 @@ pub struct Backing {
     pub devices: Vec<PathBuf>,
     /// sysfs directory of the loop device that stands for the image.
     loop_device: Option<PathBuf>,
-    /// The volume is not all of the image: it lies in a part of it.
-    in_part: bool,
 }
 
-/// What the server of `mount` holds: for a loop device, the image behind it.
+/// What the server of `mount` holds: for a loop device, the image behind it; where that is a part of the image, the device.
 pub fn backing(mount: &Mount) -> Backing {
     let source = Source::of(mount);
     if source.tenant.is_some() {
-        return Backing { devices: Vec::new(), loop_device: None, in_part: false };
+        return Backing { devices: Vec::new(), loop_device: None };
     }
     let name = Path::new(&mount.source).file_name();
     let sysfs = name.map(|name| Path::new("/sys/block").join(name).join("loop"));
     let backing = sysfs.as_ref().and_then(|dir| std::fs::read_to_string(dir.join("backing_file")).ok());
+    let is_zero = |dir: &PathBuf, name: &str| std::fs::read_to_string(dir.join(name)).is_ok_and(|n| n.trim() == "0");
+    let is_part = sysfs.as_ref().is_some_and(|dir| !is_zero(dir, "offset") || !is_zero(dir, "sizelimit"));
     match backing {
-        Some(image) => {
-            let offset = sysfs.as_ref().and_then(|dir| std::fs::read_to_string(dir.join("offset")).ok());
-            let in_part = offset.is_none_or(|text| text.trim() != "0");
-            Backing { devices: vec![image.trim_end_matches('\n').into()], loop_device: sysfs, in_part }
-        }
-        None => Backing { devices: source.devices, loop_device: None, in_part: false },
+        Some(_) if is_part => Backing { devices: source.devices, loop_device: sysfs },
+        Some(image) => Backing { devices: vec![image.trim_end_matches('\n').into()], loop_device: sysfs },
+        None => Backing { devices: source.devices, loop_device: None },
     }
 }
 
