@@ -10,10 +10,10 @@ import signal
 import time
 
 from fslib import fork_for, kill_and_wait, run, wait_for
-from mount_tests.common import check, daemon_only, must, root_only, same, write_synced
+from mount_tests.common import NOBODY, as_nobody, check, daemon_only, must, root_only, same, write_synced
 from mount_tests.guard import PTRACE_DETACH, ptrace, stop, threads_named
 from mount_tests.helpers import small_volume
-from mount_tests.upgrade import fill_up, mounted, on_a_small_disk
+from mount_tests.upgrade import fill_up, mounted, mounted_by_nobody, on_a_small_disk, server
 
 # The kernel tells the server of no sync, and the server commits by itself much later.
 LATE = "fuseblk=never,commit=300,transport=dev"
@@ -91,6 +91,47 @@ def umount_of_a_dead_mount_is_no_failure(volume, _top):
                 v.mount(options)
                 same((v.mnt / "f").read_bytes(), b"synced", "content")
                 same(run(v.binary, "umount", v.mnt), (0, ""), "unmount of one that is served")
+
+
+def held_by_nobody(directory):
+    """A process of the user nobody that has the directory open."""
+    def hold(pipe):
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+        os.open(directory, os.O_RDONLY)
+        os.write(pipe, b"x")
+        signal.pause()
+
+    pid, reader = fork_for(hold)
+    same(os.read(reader, 1), b"x", "its word")
+    os.close(reader)
+    return pid
+
+
+@check
+def umount_by_force_of_a_users_own_mount(volume, _top):
+    """Root, whom it does not let in, has it synced, and its process cut off where that does not answer."""
+    with mounted_by_nobody(volume, LATE.replace("fuseblk=never,", "")) as (v, call):
+        as_nobody(lambda: leave_dirty(v.mnt / "f", b"not synced"))
+        held = held_by_nobody(v.mnt)
+        try:
+            code, said = run(v.binary, "umount", "--force", v.mnt, ok=None, timeout=60)
+            must(code == 32 and "busy" in said, f"{code}: {said}")
+        finally:
+            os.kill(held, signal.SIGKILL)
+            os.waitpid(held, 0)
+        same(run(v.binary, "umount", "--force", v.mnt, timeout=60), (0, ""), "unmount")
+        call("mount", "-o", "transport=dev", v.image, v.mnt)
+        same(as_nobody(lambda: (v.mnt / "f").read_bytes()), b"not synced", "content")
+        as_nobody(lambda: leave_dirty(v.mnt / "f", b"never given"))
+        pid = server(v)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            code, said = run(v.binary, "umount", "--force", v.mnt, ok=None, timeout=50)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        must(code == 32 and "unmounted by force" in said and "did not answer and was cut off" in said, f"{code}: {said}")
 
 
 @check

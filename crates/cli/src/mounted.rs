@@ -156,17 +156,31 @@ pub fn closed_by(path: &Path) -> Option<u32> {
 pub fn enter(directory: &Path) -> io::Result<File> {
     match File::open(directory) {
         Err(e) if Errno::from_io_error(&e) == Some(Errno::ACCESS) && rustix::process::geteuid().is_root() => {
-            let Some((user, group)) = covering(directory).as_ref().and_then(only_user) else { return Err(e) };
+            let Some(who) = covering(directory).as_ref().and_then(only_user) else { return Err(e) };
             // This process has one thread, and does nothing else after it.
-            let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
-            names::ask_nobody();
-            set_thread_groups(&[])?;
-            set_thread_res_gid(group, group, group)?;
-            set_thread_res_uid(user, user, user)?;
+            become_user(who)?;
             File::open(directory)
         }
         opened => opened,
     }
+}
+
+/// User and group that a thread of root must become to be let into a mount, [`become_user`].
+pub fn must_be(mount: &Mount) -> Option<(u32, u32)> {
+    let is_root = rustix::process::geteuid().is_root();
+    only_user(mount).filter(|(user, _)| is_root && *user != 0)
+}
+
+/// This thread is that user, in that group alone, from now on; the process asks for no names any more.
+///
+/// # Errors
+/// Of the host.
+pub fn become_user((user, group): (u32, u32)) -> io::Result<()> {
+    let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
+    names::ask_nobody();
+    set_thread_groups(&[])?;
+    set_thread_res_gid(group, group, group)?;
+    Ok(set_thread_res_uid(user, user, user)?)
 }
 
 /// Why the host refused something below `path`; of a mount that lets nobody else in, that.

@@ -5,11 +5,13 @@
 
 use super::detach;
 use crate::failure::{Failure, host_error};
+use crate::mounted::{become_user, must_be};
 use crate::mountinfo::{self, Mount};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
@@ -24,8 +26,9 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// # Errors
 /// As without force; or that it was cut off, whether it is unmounted then or not.
 pub(super) fn unmount_or_cut_off(target: &Path, mount: &Mount, lazy: bool, deadline: Instant) -> Result<(), Failure> {
+    let who = must_be(mount);
     let in_order = by_thread(target, move |target| {
-        sync(target);
+        sync(target, who);
         detach(target, lazy, true)
     })?;
     loop {
@@ -68,13 +71,34 @@ fn by_thread<T: Send + 'static>(
     }
 }
 
+/// User and group that alone are let in: the kernel answers root by itself, whatever becomes of the process.
+type Who = Option<(u32, u32)>;
+
+/// The root of the mount, to be asked on by a thread that has become the one who is let in. Root gets there, whoever may look
+/// into the directories above.
+fn root_as(target: &Path, who: Who) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let root = rustix::fs::open(target, flags, Mode::empty())?;
+    who.map_or(Ok(()), become_user)?;
+    Ok(root)
+}
+
 /// Writes what the kernel holds, as unmounting would do too late to be cut off.
-fn sync(target: &Path) {
+fn sync(target: &Path, who: Who) {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     // of a process that has died nothing can be synced
-    if let Ok(root) = rustix::fs::open(target, flags, Mode::empty()) {
-        let _ = rustix::fs::syncfs(&root);
-    }
+    let work = || -> io::Result<()> {
+        let root = rustix::fs::openat(root_as(target, who)?, ".", flags, Mode::empty())?;
+        Ok(rustix::fs::syncfs(&root)?)
+    };
+    // who unmounts stays who it is
+    thread::scope(|s| {
+        if let Ok(thread) = thread::Builder::new().spawn_scoped(s, work)
+            && let Ok(Err(e)) = thread.join()
+        {
+            tracing::debug!(error = %e, "not synced before it is unmounted");
+        }
+    });
 }
 
 fn is_there(target: &Path, mount: &Mount) -> bool {
@@ -87,8 +111,12 @@ fn answers(target: &Path, mount: &Mount) -> Result<bool, Failure> {
     if !is_there(target, mount) {
         return Ok(true);
     }
-    // The kernel never knows the answer itself.
-    let asked = by_thread(target, |target| drop(rustix::fs::statvfs(target)))?;
+    let who = must_be(mount);
+    // The kernel asks though it may know the attributes; statfs might wait for what was removed to be freed, on a healthy server.
+    let asked = by_thread(target, move |target| {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+        root_as(target, who).is_ok_and(|root| statx(&root, "", flags, StatxFlags::SIZE).is_ok())
+    })?;
     Ok(asked.recv_timeout(ANSWER).is_ok())
 }
 
