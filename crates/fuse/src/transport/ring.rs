@@ -30,6 +30,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// Entries of a queue at first, added at once, and at most. Those that are never used cost some 500 bytes each.
@@ -38,6 +39,8 @@ const DEPTH: usize = 256;
 pub(crate) const DEFERRED_MAX: usize = DEPTH - 64;
 const GROWTH: usize = 64;
 const DEPTH_MAX: usize = 8192;
+/// How long after there was no memory for more entries it is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
 /// So many entries of a queue are free for requests that do not wait for other requests.
 const RESERVE: usize = 32;
 /// With fewer a queue that gets no more is crowded.
@@ -73,8 +76,10 @@ struct Queue {
     /// Entries, and those of them that are deferred.
     depth: usize,
     deferred: usize,
-    /// Entries that it has at most: [`DEPTH_MAX`], or those that there was memory for.
+    /// Entries that it has at most: [`DEPTH_MAX`], or those that there was memory for, until that is tried [`AGAIN`].
     most: usize,
+    /// When there was no memory for more, last.
+    refused: Option<Instant>,
     behind: Behind,
 }
 
@@ -174,7 +179,7 @@ impl Ring {
             queues: place
                 .queues
                 .into_iter()
-                .map(|qid| Queue { qid, depth: 0, deferred: 0, most: DEPTH_MAX, behind: Behind::No })
+                .map(|qid| Queue { qid, depth: 0, deferred: 0, most: DEPTH_MAX, refused: None, behind: Behind::No })
                 .collect(),
             ticket: Ticket { mailbox: mailbox.clone(), entry: 0, crowded: false },
             mailbox,
@@ -331,8 +336,9 @@ impl Ring {
         self.alive -= 1;
         let Some(q) = self.queue_of(i) else { return Ok(()) };
         self.queues[q].deferred += 1;
-        let Queue { depth, deferred, most, .. } = self.queues[q];
-        if depth - deferred < RESERVE && depth < most {
+        let Queue { depth, deferred, most, refused, .. } = self.queues[q];
+        let again = || depth < DEPTH_MAX && refused.is_some_and(|at| at.elapsed() >= AGAIN);
+        if depth - deferred < RESERVE && (depth < most || again()) {
             self.queues[q].behind = Behind::Next;
             self.grow(q)?;
         }
@@ -390,12 +396,19 @@ impl Ring {
                 Ok(entry) => self.add(q, entry)?,
                 Err(e) => {
                     let queue = &mut self.queues[q];
-                    queue.most = queue.depth;
-                    tracing::warn!(error = %e, queue = queue.qid, entries = queue.depth,
-                                   "no memory for more requests at once: those that wait for the volume may hold up others");
-                    break;
+                    if queue.refused.is_none() {
+                        tracing::warn!(error = %e, queue = queue.qid, entries = queue.depth,
+                                       "no memory for more requests at once: those that wait for the volume may hold up others");
+                    }
+                    (queue.most, queue.refused) = (queue.depth, Some(Instant::now()));
+                    return Ok(());
                 }
             }
+        }
+        let queue = &mut self.queues[q];
+        if queue.refused.take().is_some() {
+            tracing::info!(queue = queue.qid, entries = queue.depth, "memory for more requests at once again");
+            queue.most = DEPTH_MAX;
         }
         Ok(())
     }
@@ -540,7 +553,6 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc;
     use std::thread;
-    use std::time::Duration;
 
     thread_local! {
         /// No entry can be made.
@@ -601,10 +613,33 @@ mod tests {
         assert_eq!(served, (DEPTH, DEPTH, true));
     }
 
+    /// As soon as there is memory again it grows: not at each request, but some time after it was refused.
+    #[test]
+    fn with_memory_again_it_grows() {
+        let null = File::options().read(true).write(true).open("/dev/null").unwrap();
+        let grown = thread::spawn(move || {
+            let mut ring = of_null(&null)?;
+            NO_MEMORY.set(true);
+            let mut defer = |entries: std::ops::Range<usize>| {
+                entries.for_each(|i| ring.defer(i).unwrap());
+                ring.queues[0].depth
+            };
+            let refused = defer(0..DEPTH - 2);
+            NO_MEMORY.set(false);
+            let soon = defer(DEPTH - 2..DEPTH - 1);
+            ring.queues[0].refused = Instant::now().checked_sub(AGAIN);
+            ring.defer(DEPTH - 1).unwrap();
+            let Queue { depth, most, .. } = ring.queues[0];
+            Some((refused, soon, depth, most))
+        });
+        let Some(grown) = grown.join().unwrap() else { return };
+        assert_eq!(grown, (DEPTH, DEPTH, DEPTH + GROWTH, DEPTH_MAX));
+    }
+
     #[test]
     fn what_a_commit_fetches_is_urgent_until_it_fetches_nothing() {
         let urgent = |behind| {
-            let queue = Queue { qid: 0, depth: 256, deferred: 0, most: DEPTH_MAX, behind };
+            let queue = Queue { qid: 0, depth: 256, deferred: 0, most: DEPTH_MAX, refused: None, behind };
             [3, 4].map(|entry| queue.is_urgent(entry))
         };
         assert_eq!(urgent(Behind::No), [false, false]);
