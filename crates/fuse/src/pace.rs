@@ -16,11 +16,13 @@
 //!   each `write`, as in a tight domain ([`crate::room`]), and that request waits for as many bytes as the call is seen to
 //!   write ([`requester::doing`]). When the pages come they are paid for.
 //! - times that the flusher writes back, by SETATTR, which it waits for.
-//! - changes of size, by SETATTR or an OPEN with O_TRUNC: the kernel writes back no page of the file meanwhile, and `sync` would wait for these.
+//! - changes of size, by SETATTR or an OPEN with O_TRUNC: the kernel writes back no page of the file meanwhile, and `sync`
+//!   would wait for these.
 //! - RENAME: the kernel holds a lock of the whole mount meanwhile, where the directories are two.
 //! - SYNCFS, which is everybody's.
 //!
-//! What looks something up, opens it, or asks by ioctl, waits for no device, and where the tenant's processor time is limited for [`LOOKS_WAIT`] at most: the
+//! What looks something up, opens it, or asks by ioctl, waits for no device, and where the tenant's processor time is limited
+//! for [`LOOKS_WAIT`] at most: the
 //! kernel looks names up under the lock of a RENAME, too. Listings wait for that as what holds a lock.
 //!
 //! **How many.** The kernel hands out only so many requests that nobody in the kernel waits for by itself, and neither

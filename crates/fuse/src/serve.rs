@@ -67,9 +67,11 @@ pub enum Progress {
 
 /// Mounts `vol` and serves it until it is unmounted; then closes it, before returning.
 ///
-/// `tell` is called when the mount is made, which may be more than once, and when it can be used. SIGTERM, SIGINT and SIGHUP unmount: at once, or, where the mount is
+/// `tell` is called when the mount is made, which may be more than once, and when it can be used. SIGTERM, SIGINT and SIGHUP
+/// unmount: at once, or, where the mount is
 /// busy, after a sync and lazily; a second signal cuts the users off, whatever the first one waits for. Where another program takes over
-/// ([`MountConfig::upgrade`], [`crate::control::upgrade`]) it returns, too, and the mount goes on. The volume is closed in every case, also where
+/// ([`MountConfig::upgrade`], [`crate::control::upgrade`]) it returns, too, and the mount goes on. The volume is closed in
+/// every case, also where
 /// mounting fails. A caller who keeps a reference to `vol` closes it themselves; it is then only synced here.
 ///
 /// # Errors

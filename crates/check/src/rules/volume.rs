@@ -26,7 +26,8 @@ pub fn superblock(store: &Store, log: &mut Log, sb: &SuperBlock, device: usize, 
 }
 
 /// Whether superblock `a` says the same as `b`, which counts, but for the header, the device that they stand on, and what a
-/// crash may have changed in some of them: the label, `compat`, that there is a domain without a journal, whether a device is drained, and the number of domains, which the BAT tells; and the size, of a
+/// crash may have changed in some of them: the label, `compat`, that there is a domain without a journal, whether a device is
+/// drained, and the number of domains, which the BAT tells; and the size, of a
 /// volume that was about to grow, on its last device or by one more, or has just become smaller: all that a larger one needs
 /// was there before.
 fn same(a: &SuperBlock, b: &SuperBlock, device: u16) -> bool {

@@ -232,7 +232,8 @@ impl CellCache {
     }
 
     /// Drops about as much as `want` says: clean pages, cells that nobody uses, buckets of directories that are on the
-    /// device; where indexes are wanted, also cells of files for the sake of their extents, which go with them. Cells and pages used since the last round stay for this one. What is gone. `pending`: whether a transaction
+    /// device; where indexes are wanted, also cells of files for the sake of their extents, which go with them. Cells and pages
+    /// used since the last round stay for this one. What is gone. `pending`: whether a transaction
     /// is not durable yet.
     /// `leaves` is told of each cell before others can load it anew.
     pub fn evict(&self, mut want: Memory, pending: &dyn Fn(DomainId, TxId) -> bool, leaves: &dyn Fn(&State)) -> Memory {

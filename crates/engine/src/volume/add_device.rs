@@ -56,7 +56,8 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::ReadOnly`]; [`Error::Size`] where it is too small, one of the volume's, or elsewhere ([`Device::remote`]), or the
-    /// volume's tables have no room for it; [`Error::Busy`]; of a device: the volume is without it then, as long as it is mounted. A mount afterwards finds
+    /// volume's tables have no room for it; [`Error::Busy`]; of a device: the volume is without it then, as long as it is
+    /// mounted. A mount afterwards finds
     /// out which of both is true, where the new device is named, too.
     pub fn add_device(&self, device: Arc<dyn Device>, blank: bool) -> Result<DeviceChange> {
         let i = self.mounted();

@@ -1,5 +1,6 @@
 //! The handlers, one file per group of operations: names, attributes, directories, file data, extended attributes,
-//! inode flags, the scrub, the trim, the volume's devices, options that change, counts of requests and who watches, and what is made durable at once, and on
+//! inode flags, the scrub, the trim, the volume's devices, options that change, counts of requests and who watches, and what is
+//! made durable at once, and on
 //! which thread.
 
 mod aside;

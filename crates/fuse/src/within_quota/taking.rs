@@ -3,7 +3,8 @@
 //!
 //! They go on at once where the owner has so much beside what was granted, or nothing was. Else the helper thread has that
 //! written back first, as before a `write` that does not fit; then the volume tells what they may have, but for threads that are
-//! in the midst of a `write` still, others than its own: the kernel asks before a direct write, too. Who runs is counted ([`TakingQuota`]), as with room ([`crate::room::beside`]).
+//! in the midst of a `write` still, others than its own: the kernel asks before a direct write, too. Who runs is counted
+//! ([`TakingQuota`]), as with room ([`crate::room::beside`]).
 
 use super::*;
 use crate::abi::op;
