@@ -3,7 +3,7 @@
 
 use crate::braid::entry::{By, Edit};
 use crate::cell::Cell;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::names::entries::{Child, may_be_linked};
 use crate::types::*;
 use crate::volume::operation::Op;
@@ -23,7 +23,7 @@ enum Relinked {
 
 /// So many directories, or inodes, are looked at until somebody looks at memory.
 const LOOK_DIRS: usize = 64;
-const LOOK_INODES: usize = 4096;
+pub(super) const LOOK_INODES: usize = 4096;
 
 impl MountedVolume {
     /// Background GC (SpanFS section 3.3): walks the node tables for inodes with a parent in another domain and makes
@@ -111,11 +111,7 @@ impl MountedVolume {
         let links = c.state.read().links.clone();
         let mut n = 0;
         for l in links.iter().filter(|l| may_be_linked(ino, l.parent)) {
-            let dir = match self.dir_cell(l.parent) {
-                Ok(dir) => dir,
-                Err(Error::NotFound | Error::NotDir) => continue,
-                Err(e) => return Err(e),
-            };
+            let Some(dir) = self.find_dir(l.parent)? else { continue };
             if self.find_entry(&dir, &mut dir.state.write(), &l.name)?.is_some_and(|e| e.inode == c.inode()) {
                 continue;
             }
@@ -164,11 +160,7 @@ impl MountedVolume {
     }
 
     fn drop_stale(&self, ino: InodeNo) -> Result<u64> {
-        let dir = match self.dir_cell(ino) {
-            Ok(dir) => dir,
-            Err(Error::NotFound | Error::NotDir) => return Ok(0),
-            Err(e) => return Err(e),
-        };
+        let Some(dir) = self.find_dir(ino)? else { return Ok(0) };
         let mut suspects = Vec::new();
         let mut pos = 2;
         loop {

@@ -57,7 +57,7 @@ impl FirstPositions {
     /// Where the journal begins of which transactions from `keep` on are kept, and those up to `covered` are in the tables; `None`: at
     /// its head. What recovery found is needed no more once the tables have its transaction, also where that one is kept.
     pub fn tail(&self, keep: u64, covered: u64) -> Option<u64> {
-        let recovery = self.recovery.filter(|(tx, _)| *tx >= keep && *tx > covered).map(|(_, tail)| tail);
+        let recovery = self.recovery.filter(|(tx, _)| *tx > covered).map(|(_, tail)| tail);
         self.taken.range(keep..).map(|(_, pos)| *pos).chain(recovery).min()
     }
 
@@ -69,7 +69,7 @@ impl FirstPositions {
     /// Transactions before `keep` are given up, and those up to `covered` are in the tables.
     pub fn forget_before(&mut self, keep: u64, covered: u64) {
         self.taken = self.taken.split_off(&keep);
-        self.recovery = self.recovery.filter(|(tx, _)| *tx >= keep && *tx > covered);
+        self.recovery = self.recovery.filter(|(tx, _)| *tx > covered);
         self.left = self.left.filter(|tx| *tx > covered);
     }
 }

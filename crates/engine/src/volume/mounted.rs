@@ -172,6 +172,14 @@ impl MountedVolume {
         }
     }
 
+    /// [`Self::find`] of a directory; `None` also where it is something else.
+    ///
+    /// # Errors
+    /// Of loading it.
+    pub fn find_dir(&self, ino: InodeNo) -> Result<Option<Arc<Cell>>> {
+        Ok(self.find(ino)?.filter(|c| c.kind == FileKind::Dir))
+    }
+
     /// Domain by number.
     pub fn dom(&self, id: DomainId) -> &Arc<Domain> {
         &self.domains[usize::from(id.0)]

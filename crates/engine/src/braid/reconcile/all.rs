@@ -4,14 +4,12 @@
 //! A device had errors, so that what cannot be read is passed over: the volume is mounted all the same, and the next mount looks again.
 
 use super::Pass;
+use crate::braid::stale::LOOK_INODES;
 use crate::domain::Domain;
 use crate::error::Error;
 use crate::types::*;
 use braidfs_format::inode::Inode;
 use braidfs_format::node::{NodeEntry, OVERFLOW, REMOTE};
-
-/// So many inodes are looked at until somebody looks at memory.
-const LOOK_INODES: u64 = 4096;
 
 impl Pass<'_> {
     /// The inodes with tombstones, or with an exchange, of domains that passed a failure: what decides about them may be what is
@@ -26,12 +24,17 @@ impl Pass<'_> {
             };
             let mut unread = 0;
             d.nodes.for_each_readable(
-                &mut |node, e| match is_judged(node, &e) {
-                    _ if e.flags & OVERFLOW != 0 => {}
-                    Ok(true) => found.push(node.inode()),
-                    Ok(false) => {}
-                    Err(_) => unread += 1,
+                &mut |node, e| {
+                    if e.flags & OVERFLOW != 0 {
+                        return;
+                    }
+                    match is_judged(node, &e) {
+                        Ok(true) => found.push(node.inode()),
+                        Ok(false) => {}
+                        Err(_) => unread += 1,
+                    }
                 },
+                // counted by `relink_all`, which comes by the same blocks
                 &mut |_| (),
             );
             self.unread += unread;

@@ -58,9 +58,9 @@ impl View<'_> {
 
     /// The directory, if it exists.
     pub fn dir(self, ino: InodeNo) -> Result<Option<Arc<Cell>>> {
-        Ok(self.mounted.find(ino)?.filter(|c| {
+        Ok(self.mounted.find_dir(ino)?.filter(|c| {
             let st = c.state.read();
-            c.kind == FileKind::Dir && !st.deleted && st.nlink > 0
+            !st.deleted && st.nlink > 0
         }))
     }
 
