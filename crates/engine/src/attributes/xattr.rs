@@ -112,16 +112,7 @@ impl Volume {
             return Err(Error::ArgTooLong);
         }
         let beside = 2 + (value.len() / 4096) as u64 + 16;
-        let mut blocks = beside;
-        let (mut op, mut st) = loop {
-            let mut op = Op::new(i);
-            op.begin(&[c.domain], blocks, false)?;
-            let mut st = c.state.write();
-            match op.lacks(&c, &mut st) {
-                Some(more) => blocks = beside + more,
-                None => break (op, st),
-            }
-        };
+        let (mut op, mut st) = Op::on_whole(i, &c, (beside, beside), false)?;
         if st.deleted {
             return Err(Error::NotFound);
         }
@@ -212,16 +203,7 @@ impl Volume {
                 return if forced { Err(Error::NoAttr) } else { check_changeable(&st).and(Err(Error::NoAttr)) };
             }
         }
-        let mut blocks = 2;
-        let (mut op, mut st) = loop {
-            let mut op = Op::new(i);
-            op.begin(&[c.domain], blocks, true)?;
-            let mut st = c.state.write();
-            match op.lacks(&c, &mut st) {
-                Some(more) => blocks = more,
-                None => break (op, st),
-            }
-        };
+        let (mut op, mut st) = Op::on_whole(i, &c, (2, 0), true)?;
         if st.deleted {
             return Err(Error::NotFound);
         }

@@ -15,6 +15,7 @@ use crate::planted::{Bug, planted};
 use crate::types::*;
 use braidfs_format::dentry::{Dentry, ENTRY_FIXED_BYTES};
 use braidfs_format::journal::Record;
+use braidfs_sync::BiasedWriteGuard;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -115,6 +116,29 @@ impl<'a> Op<'a> {
     #[inline(always)]
     pub fn new(mounted: &'a MountedVolume) -> Self {
         Self { mounted, enters: Enters::new(), reserved: SmallVec::new() }
+    }
+
+    /// One that has entered the domain of `cell`, and that inode's state, locked: with `least` blocks reserved, or with those that it
+    /// takes to write all of an inode of many names or attributes ([`Self::lacks`]), and `beside` that.
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
+    pub fn on_whole(
+        mounted: &'a MountedVolume,
+        cell: &'a Arc<Cell>,
+        (least, beside): (u64, u64),
+        essential: bool,
+    ) -> Result<(Self, BiasedWriteGuard<'a, State>)> {
+        let mut blocks = least;
+        loop {
+            let mut op = Self::new(mounted);
+            op.begin(&[cell.domain], blocks, essential)?;
+            let mut st = cell.state.write();
+            match op.lacks(cell, &mut st) {
+                Some(more) => blocks = more + beside,
+                None => return Ok((op, st)),
+            }
+        }
     }
 
     /// Enters `domains` and reserves `blocks` metadata blocks in each. Once; where it fails, the caller lets the operation go.

@@ -408,16 +408,7 @@ impl MountedVolume {
 
     /// Has an inode count for a project; whether it did not before.
     fn set_project(&self, c: &Arc<Cell>, project: u32, only: Option<u32>) -> Result<bool> {
-        let mut blocks = 2;
-        let (mut op, mut st) = loop {
-            let mut op = Op::new(self);
-            op.begin(&[c.domain], blocks, true)?;
-            let mut st = c.state.write();
-            match op.lacks(c, &mut st) {
-                Some(more) => blocks = more,
-                None => break (op, st),
-            }
-        };
+        let (mut op, mut st) = Op::on_whole(self, c, (2, 0), true)?;
         if st.deleted || st.project() == project || only.is_some_and(|n| st.project() != n) {
             return Ok(false);
         }
