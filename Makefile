@@ -43,7 +43,7 @@ UDEV_RULE := $(DESTDIR)$(LIBDIR)/udev/rules.d/60-braidfs.rules
 UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service braidfs@.service)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy doc api unit heavy heavy-programs mount-built heavy-long semver as-built lib-as-built top-picture dashboard-picture watch-cost watch-instructions request-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million ten-million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps deps-test lib wheel python python-built python-unit install install-lib uninstall deb deb-test deb-test-built dist blkid-test recovery-bench figures lock-waits times postgres-rates sync-bench resize-kill device-kill tenant-kill tenant-set-kill tenant-rates supervise-kills supervise-peers upgrade-rounds upgrade-peers upgrade-from small-files dist-test clean
+.PHONY: help build demo bench test fmt clippy doc api unit heavy heavy-beside mount-then-packages mount-built heavy-long semver as-built lib-as-built top-picture dashboard-picture watch-cost watch-instructions request-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million ten-million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps deps-test lib wheel python python-built python-unit install install-lib uninstall deb deb-test deb-test-built dist blkid-test recovery-bench figures lock-waits times postgres-rates sync-bench resize-kill device-kill tenant-kill tenant-set-kill tenant-rates supervise-kills supervise-peers upgrade-rounds upgrade-peers upgrade-from small-files dist-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -87,12 +87,11 @@ aging: deps ## file systems that age: filled to 70 to 95 %, overwritten and chur
 	$(CARGO) run --release -p braidfs-cli -- bench aging -o $(or $(JSON),$(TARGET)/aging.json) $(if $(DOCS),--docs docs) $(AGING)
 
 # Mounted is what cargo has built for the tests: nothing more to compile, and it checks the order of its locks and asserts.
-# Mount tests wait half of their time: what is compiled meanwhile has what they leave of the cores.
+# Mount tests, and those of the packages, wait half of their time: the heavy tests have what they leave of the cores.
 # What is skipped is noted in a file of this run, and listed at its end.
 test: export BRAIDFS_SKIPS := $(abspath $(TARGET))/skipped-$(shell echo $$PPID).txt
 test: deps-test layers api fmt clippy doc unit ## everything that must pass before a change goes in (15 to 20 minutes on two cores, compiling included; BRAIDFS_NO_SKIP=1: and run)
-	@$(MAKE) --no-print-directory -j2 mount-built heavy-programs
-	@$(MAKE) --no-print-directory -j3 heavy python-built deb-test-built
+	@$(MAKE) --no-print-directory -j2 mount-then-packages heavy-beside
 	@scripts/skipped.py list
 
 fmt: ## is everything formatted
@@ -117,8 +116,13 @@ HEAVY := $(CARGO) test --release -p braidfs-testkit -p braidfs-conflicts --featu
 heavy: ## model, crash and thread tests, optimised, with bugs on purpose that they must find; shared cache lines, a part
 	@scripts/test-programs.py $(HEAVY)
 
-heavy-programs:
-	nice -n 19 $(HEAVY) --no-run
+# Programs whose tests compare times begin last (scripts/test-programs.py), and have the machine to themselves then.
+heavy-beside:
+	@nice -n 19 scripts/test-programs.py $(HEAVY)
+
+mount-then-packages:
+	@$(MAKE) --no-print-directory mount-built
+	@$(MAKE) --no-print-directory -j2 python-built deb-test-built
 
 mount-built:
 	BRAIDFS_BIN=$(TARGET)/debug/braidfs python3 scripts/test-mount.py --jobs 2

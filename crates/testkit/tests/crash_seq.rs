@@ -1,7 +1,7 @@
 //! Crashes in sequences that are known to be hard, in those of one operation and of several, and in random runs, some of each in
 //! turns, as far as the limits reach, in an order that is always the same.
 //!
-//! `BRAIDFS_CRASH_SECONDS` (default 300) and `BRAIDFS_CRASH_STATES` (default 150000) bound it. All of them, by hours:
+//! `BRAIDFS_CRASH_SECONDS` (default 900) and `BRAIDFS_CRASH_STATES` (default 100000) bound it. All of them, by hours:
 //! `make crash`. A failure is made short for `BRAIDFS_SHRINK_SECONDS` (60) and printed as a test to be kept.
 
 use braidfs_testkit::crash::explore::{Limits, in_seconds};
@@ -22,8 +22,8 @@ fn crashes_in_short_sequences() {
     let bases = bases().unwrap();
     let plan = Plan::new(Kind::ORDINARY, 1);
     let mut limits = Limits::brief();
-    limits.until = in_seconds(env_number("BRAIDFS_CRASH_SECONDS", 300));
-    limits.states = env_number("BRAIDFS_CRASH_STATES", 150_000);
+    limits.until = in_seconds(env_number("BRAIDFS_CRASH_SECONDS", 900));
+    limits.states = env_number("BRAIDFS_CRASH_STATES", 100_000);
     limits.failures = 3;
     let start = Instant::now();
     let done = Mutex::new(BTreeMap::new());

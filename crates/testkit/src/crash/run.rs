@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// Called after every workload: part of the plan, workloads of it run, how many it has, counts of everything.
 pub type Progress<'p> = &'p (dyn Fn(Part, u64, u64, &Counts) + Sync);
 
-/// Workloads of a turn of a brief run, by part: so few that one of 150,000 states has several turns.
+/// Workloads of a turn of a brief run, by part: so few that one of 100,000 states has several turns.
 pub const TURNS: &[(Part, u64)] = &[
     (Part::Hard, 1),
     (Part::NamesMet, 2),
