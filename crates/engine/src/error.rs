@@ -60,6 +60,9 @@ pub enum Error {
     /// Beyond the longest file.
     #[error("file too large")]
     TooBig,
+    /// The file has as many extents as one can have, and this may need one more (EFBIG).
+    #[error("file too large: it lies in as many pieces as a file can")]
+    TooManyExtents,
     /// The inode has as many names, or the directory as many subdirectories, as there can be.
     #[error("too many links")]
     TooManyLinks,
@@ -153,7 +156,7 @@ impl Error {
             Self::Access => E::ACCESS,
             Self::Perm => E::PERM,
             Self::ReadOnly | Self::DomainFailed { .. } => E::ROFS,
-            Self::TooBig => E::FBIG,
+            Self::TooBig | Self::TooManyExtents => E::FBIG,
             Self::TooManyLinks => E::MLINK,
             Self::Loop => E::LOOP,
             Self::Stale | Self::HeldGone { .. } => E::STALE,

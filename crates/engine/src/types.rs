@@ -472,7 +472,7 @@ pub struct MkfsOptions {
     pub uuid: Option<[u8; 16]>,
     /// Largest inline file, bytes (0 to 3400).
     pub inline_max: u16,
-    /// CRC-32C per data block.
+    /// CRC-32C per data block. A file with such ends at 115 GiB, or earlier (docs/mounted.md).
     pub data_checksums: bool,
     /// Journal bytes per domain; `None`: by size.
     pub journal_bytes: Option<u64>,

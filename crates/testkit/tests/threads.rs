@@ -168,7 +168,9 @@ fn shared(v: &Volume, seed: u64, ops: u64) -> Did {
                 drop(perform(&mut guess, &mut model_slots, &op));
             }
             Err(E::NotFound | E::Exists | E::NotDir | E::IsDir | E::NotEmpty | E::Loop) => {}
-            Err(E::NoSpace | E::NoAttr | E::NoData | E::Invalid(_) | E::Unsupported(_) | E::TooBig) => {}
+            Err(
+                E::NoSpace | E::NoAttr | E::NoData | E::Invalid(_) | E::Unsupported(_) | E::TooBig | E::TooManyExtents,
+            ) => {}
             // who opened nothing has no file in that place
             Err(E::BadHandle) if slot_of(&op).is_some_and(|s| slots[usize::from(s) % SLOTS].is_none()) => {}
             // a second name of a directory, user attributes of what is neither file nor directory

@@ -129,7 +129,7 @@ impl MountedVolume {
                 // the holes are in more pieces than there are holes
                 if f.lacks_extents(0, 1) {
                     d.space.unreserve(left);
-                    return Err(Error::TooBig);
+                    return Err(Error::TooManyExtents);
                 }
                 let near = at.checked_sub(1).and_then(|b| f.map.get(b)).map(|p| BlockAddr(p.addr.0 + 1));
                 let want = (to - at).min(u64::from(u32::MAX)) as u32;
@@ -313,7 +313,7 @@ impl MountedVolume {
         if let Body::File(f) = &st.body
             && lacks_extents(f, mode, (offset, end))
         {
-            return Err(Error::TooBig);
+            return Err(Error::TooManyExtents);
         }
         if zeroing && !self.reserve_cut_pages(c, st, (offset, end), charge)? {
             return Ok(false);
@@ -374,10 +374,10 @@ impl Volume {
     /// are atomic.
     ///
     /// # Errors
-    /// [`Error::NoSpace`], [`Error::TooBig`], [`Error::Perm`] for immutable and append-only files, [`Error::Invalid`] for an
-    /// empty range or a special file. To collapse or insert a range: [`Error::Invalid`] where offset or length is no multiple
-    /// of 4096, the range to collapse reaches the end of the file, or the one to insert begins at or behind it;
-    /// [`Error::Unsupported`] where more extents would move than the journal takes of one operation
+    /// [`Error::NoSpace`], [`Error::TooBig`], [`Error::TooManyExtents`], [`Error::Perm`] for immutable and append-only
+    /// files, [`Error::Invalid`] for an empty range or a special file. To collapse or insert a range: [`Error::Invalid`] where
+    /// offset or length is no multiple of 4096, the range to collapse reaches the end of the file, or the one to insert begins
+    /// at or behind it; [`Error::Unsupported`] where more extents would move than the journal takes of one operation
     /// (docs/crash-contract.md).
     pub fn fallocate(&self, file: &OpenFile, mode: FallocMode, offset: u64, len: u64) -> Result<()> {
         let c = &file.cell;
@@ -434,11 +434,12 @@ impl Volume {
                     Ok(true) => break,
                     Ok(false) => i.make_room(i.dom(c.domain), &mut attempt)?,
                     // dirty pages count for more than what they are once they are written
-                    Err(Error::TooBig) if !written => {
+                    Err(Error::TooManyExtents) if !written => {
                         written = true;
                         i.dom(c.domain).flush_cell(c)?;
                     }
                     Err(Error::Quota(owner)) if i.end_replaced_of(owner, &mut replaced) => {}
+                    Err(Error::TooManyExtents) => return Err(i.dom(c.domain).extents_full(c.ino)),
                     Err(e) => return Err(e),
                 }
             }

@@ -70,7 +70,7 @@ impl Shift {
     ///
     /// # Errors
     /// As ext4: [`Error::Invalid`] where a range to collapse reaches the end of the file, or one to insert begins at or
-    /// behind it; [`Error::TooBig`].
+    /// behind it; [`Error::TooBig`], [`Error::TooManyExtents`].
     fn size(&self, st: &State) -> Result<u64> {
         let Body::File(f) = &st.body else { return Err(Error::Invalid("not a regular file")) };
         match self {
@@ -82,8 +82,11 @@ impl Shift {
             Self::Insert(r) => {
                 let n = r.end - r.start;
                 // also of what lies behind the end of the file
-                if st.size + n * PAGE > SIZE_MAX || f.map.last_end() + n > LBLK_MAX + 1 || f.lacks_extents(0, 1) {
+                if st.size + n * PAGE > SIZE_MAX || f.map.last_end() + n > LBLK_MAX + 1 {
                     return Err(Error::TooBig);
+                }
+                if f.lacks_extents(0, 1) {
+                    return Err(Error::TooManyExtents);
                 }
                 Ok(st.size + n * PAGE)
             }

@@ -273,7 +273,7 @@ impl MountedVolume {
         let Body::File(f) = &mut st.body else { return Err(Error::Invalid("not a regular file")) };
         if f.lacks_extents(((end - 1) / PAGE - offset / PAGE + 1) as usize, 0) {
             if f.pages.dirty_count() == 0 {
-                return Err(Error::TooBig);
+                return Err(d.extents_full(c.ino));
             }
             // written, they count as what they are
             drop((charge, st, op));
@@ -507,8 +507,9 @@ impl Volume {
     /// later.
     ///
     /// # Errors
-    /// [`Error::NoSpace`], [`Error::Quota`], [`Error::TooBig`], [`Error::IsDir`], [`Error::Perm`] for immutable files. That append-only ones
-    /// are written at their end is for the caller to see to, who knows how the file was opened.
+    /// [`Error::NoSpace`], [`Error::Quota`], [`Error::TooBig`], [`Error::TooManyExtents`], [`Error::IsDir`], [`Error::Perm`] for
+    /// immutable files. That append-only ones are written at their end is for the caller to see to, who knows how the file was
+    /// opened.
     pub fn write(&self, file: &OpenFile, offset: u64, data: &[u8]) -> Result<usize> {
         share(Place::Write);
         if data.is_empty() {

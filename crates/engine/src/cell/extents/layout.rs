@@ -36,7 +36,7 @@ impl ExtentMap {
     /// less makes index nodes come earlier).
     ///
     /// # Errors
-    /// Of `alloc`, and [`Error::TooBig`] where the budget does not hold the root. The map then stays valid and
+    /// Of `alloc`, and [`Error::TooManyExtents`] where the budget does not hold the root. The map then stays valid and
     /// keeps the nodes that it was given; a later call goes on with them.
     pub fn layout(&mut self, inline_budget: usize, alloc: &mut dyn FnMut() -> Result<NodeId>) -> Result<Layout> {
         if self.bytes <= inline_budget {
@@ -47,7 +47,7 @@ impl ExtentMap {
         let leaves = self.leaves.len();
         let depth = if leaves <= root_max { 1 } else { 2 };
         if leaves.div_ceil(fanout) > root_max {
-            return Err(Error::TooBig);
+            return Err(Error::TooManyExtents);
         }
         self.dirty.sort_unstable();
         self.dirty.dedup();
@@ -109,7 +109,7 @@ impl ExtentMap {
     }
 
     /// Whether so many extents more could be more than a tree holds, wherever they come: who adds some refuses it
-    /// ([`Error::TooBig`]) before a layout must, which is in a commit.
+    /// ([`Error::TooManyExtents`]) before a layout must, which is in a commit.
     pub fn lacks_room(&self, extents: usize) -> bool {
         let fanout = usize::from(self.limits.refs);
         // A leaf may be so full that the first extent splits it. The next time it takes some: each part has a quarter of a small

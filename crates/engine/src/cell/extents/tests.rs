@@ -84,7 +84,7 @@ impl Disk {
             Ok(NodeId(*next))
         }) {
             Ok(l) => l,
-            Err(Error::TooBig) => {
+            Err(Error::TooManyExtents) => {
                 assert_eq!(before, self.nodes.len());
                 return;
             }
@@ -241,6 +241,35 @@ fn a_large_fragmented_file_makes_a_tree_of_depth_2() {
     m.insert(extent(120_000, 7, 1, false, false), &mut Runs::new());
     let l = m.layout(2800, &mut || panic!("no new node")).unwrap();
     assert_eq!(l.write.len(), 1);
+}
+
+/// What docs/mounted.md says of a file that is written in order, 1 MiB at a time.
+#[test]
+fn a_file_with_checksums_ends_at_115_gib() {
+    let mut m = ExtentMap::new();
+    let piece: u64 = 256;
+    let mut at = 0;
+    while !m.lacks_room(2 * piece as usize) {
+        let sums = Some(vec![7; piece as usize].into());
+        let e = Extent { lblk: at, addr: BlockAddr(at), len: piece as u32, unwritten: false, sums };
+        m.insert(e, &mut Runs::new());
+        at += piece;
+    }
+    let gib = at >> 18;
+    assert_eq!((gib, m.leaves.len() as u64), (115, (at / piece).div_ceil(3)));
+    assert!(m.leaves.len() <= LEAF_REFS_MAX * LEAF_REFS_MAX);
+    let mut next = 0;
+    let l = m.layout(LEAF_REFS_MAX * 14, &mut || {
+        next += 1;
+        Ok(NodeId(next))
+    });
+    let l = l.unwrap();
+    assert!(matches!(&l.content, Content::Tree { depth: 2, refs } if refs.len() <= LEAF_REFS_MAX));
+    assert!(l.write.iter().all(|(_, _, payload)| payload.len() <= PAYLOAD_MAX));
+    // blocks in no order: at worst all leaves are half full
+    let block = EXTENT_FIXED_BYTES + 4;
+    let of = |leaf: usize| (LEAF_REFS_MAX * LEAF_REFS_MAX * leaf) >> 18;
+    assert_eq!((PAYLOAD_MAX / block, of(PAYLOAD_MAX / block), of(PAYLOAD_MAX / block / 2)), (201, 30, 15));
 }
 
 #[cfg(debug_assertions)]

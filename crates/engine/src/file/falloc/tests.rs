@@ -35,7 +35,7 @@ fn until_refused(mut once: impl FnMut(u64) -> Result<(), Error>) -> u64 {
     for n in 0..MANY {
         match once(n) {
             Ok(()) => {}
-            Err(Error::TooBig) => return n,
+            Err(Error::TooManyExtents) => return n,
             Err(e) => panic!("{n}: {e}"),
         }
     }
@@ -61,9 +61,9 @@ fn blocks_between_holes() {
     let n = until_refused(one);
     assert!(n > 400, "{n}");
     v.sync().unwrap();
-    assert!(matches!(v.write(&f, 2 * n * BLOCK, &[1]), Err(Error::TooBig)));
+    assert!(matches!(v.write(&f, 2 * n * BLOCK, &[1]), Err(Error::TooManyExtents)));
     // many at once: the file stays as it can be
-    assert!(matches!(v.fallocate(&f, ALLOCATE, 0, 4 * n * BLOCK), Err(Error::TooBig)));
+    assert!(matches!(v.fallocate(&f, ALLOCATE, 0, 4 * n * BLOCK), Err(Error::TooManyExtents)));
     v.sync().unwrap();
     // what takes whole extents away is no more
     v.fallocate(&f, FallocMode::PunchHole, 0, n * BLOCK).unwrap();
@@ -82,7 +82,7 @@ fn holes_in_one_extent() {
     let n = until_refused(|n| v.fallocate(&f, FallocMode::PunchHole, (2 * n + 1) * BLOCK, BLOCK));
     assert!(n > 200, "{n}");
     let zero = FallocMode::ZeroRange { keep_size: true };
-    assert!(matches!(v.fallocate(&f, zero, (2 * n + 1) * BLOCK, BLOCK), Err(Error::TooBig)));
+    assert!(matches!(v.fallocate(&f, zero, (2 * n + 1) * BLOCK, BLOCK), Err(Error::TooManyExtents)));
     v.sync().unwrap();
     v.fallocate(&f, FallocMode::PunchHole, 0, n * BLOCK).unwrap();
     ends(v, f);
