@@ -41,7 +41,7 @@ impl State {
             there += to - p.lblk.max(at);
             at = to;
         }
-        let dirty = f.pages.dirty_blocks().filter(|l| (first..end).contains(l) && f.map.get(*l).is_none()).count();
+        let dirty = f.pages.dirty_in(first, end).filter(|l| f.map.get(*l).is_none()).count();
         (end - first).saturating_sub(there + dirty as u64)
     }
 }

@@ -7,21 +7,26 @@
 //! Invariants
 //! - A dirty page is never evicted, and never replaced by what a reader brings from disk. Nor is one evicted that is shared.
 //! - A bit of `cached` is set where there is a page, one of `dirty` for a cached page only; `pages` and `dirty` are the numbers
-//!   over all groups.
+//!   over all groups, and `Groups::dirty` names those with a bit in `dirty`.
 //! - A group has locks of its pages ([`shared`]) only while a page of it is dirty; bytes and clones of pages are handed out
 //!   with the map borrowed alone, or by a view ([`shared`]).
+//!
+//! Cost: what asks for dirty pages looks at the groups that have some, not at all that are cached.
 //!
 //! Not promised: any locking but that of [`shared`] (the file's cell does that). Look-ups through `&PageMap` write no shared
 //! memory but for a page's bit in `hot`, and that only where it is not set yet.
 
+mod dirty;
 pub mod locks;
 pub mod shared;
 
 use super::frames::Frame;
 use super::frames::pool::Home;
 use braidfs_format::BLOCK_BYTES;
+use dirty::DirtyGroups;
 use locks::{Locks, PAGES};
-use std::collections::BTreeMap;
+use smallvec::SmallVec;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -117,13 +122,13 @@ impl Group {
         Box::new(Self { pages, cached: 0, dirty: 0, hot: AtomicU64::new(0), locks: None })
     }
     /// Marks pages clean; how many of them were dirty. With the last dirty page the locks go, which `unshared` counts.
-    fn clean(&mut self, mask: u64, unshared: &mut u32) -> usize {
+    fn clean(&mut self, mask: u64, unshared: &mut u32) -> u32 {
         let gone = self.dirty & mask;
         self.dirty &= !mask;
         if self.dirty == 0 && self.locks.take().is_some() {
             *unshared += 1;
         }
-        gone.count_ones() as usize
+        gone.count_ones()
     }
     fn is_empty(&self) -> bool {
         debug_assert!(self.pages.iter().enumerate().all(|(i, p)| p.is_some() == (self.cached >> i & 1 == 1)));
@@ -139,12 +144,13 @@ impl Group {
         self.cached &= !(1 << i);
         self.pages[i].take()
     }
-    /// Marks a page used and dirty; whether it was clean.
-    fn make_dirty(&mut self, i: usize) -> bool {
+    /// Marks a page used and dirty; whether it was clean, and whether all were.
+    fn make_dirty(&mut self, i: usize) -> (bool, bool) {
         *self.hot.get_mut() |= 1 << i;
+        let first = self.dirty == 0;
         let was_clean = self.dirty >> i & 1 == 0;
         self.dirty |= 1 << i;
-        was_clean
+        (was_clean, first)
     }
 }
 
@@ -177,34 +183,50 @@ fn bits(mut m: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-/// Groups by their numbers.
+/// What of its groups only a large file has.
 #[derive(Debug, Default)]
-struct Far(BTreeMap<u64, Box<Group>>);
+struct Far {
+    /// Those behind `low`, by their numbers.
+    groups: BTreeMap<u64, Box<Group>>,
+    /// Those with a dirty page, where they are several.
+    dirty: BTreeSet<u64>,
+}
 
 /// The groups of a file by their numbers. Those of a file that is cached from its beginning, or nearly so, are found by
 /// an index; those of a large file that is cached here and there, by a search.
 #[derive(Debug, Default)]
 struct Groups {
     low: Vec<Option<Box<Group>>>,
-    /// Those behind `low`; most files have none.
+    /// Most files have none.
     high: Option<Box<Far>>,
     /// In `low` and `high`.
     count: u32,
     /// Those of them that have locks.
     shared: u32,
+    /// Which of them have a dirty page.
+    dirty: DirtyGroups,
+}
+
+/// Counts groups that the calling thread looks at, or places without one: a test compares files by them and not by the clock.
+#[inline(always)]
+fn note_look() {
+    #[cfg(test)]
+    tests::LOOKS.set(tests::LOOKS.get() + 1);
 }
 
 impl Groups {
     fn get(&self, g: u64) -> Option<&Group> {
+        note_look();
         match self.low.get(g as usize) {
             Some(slot) => slot.as_deref(),
-            None => self.high.as_ref()?.0.get(&g).map(|g| &**g),
+            None => self.high.as_ref()?.groups.get(&g).map(|g| &**g),
         }
     }
     fn get_mut(&mut self, g: u64) -> Option<&mut Group> {
+        note_look();
         match self.low.get_mut(g as usize) {
             Some(slot) => slot.as_deref_mut(),
-            None => self.high.as_mut()?.0.get_mut(&g).map(|g| &mut **g),
+            None => self.high.as_mut()?.groups.get_mut(&g).map(|g| &mut **g),
         }
     }
     /// The group, made where there is none.
@@ -212,9 +234,9 @@ impl Groups {
         // so that `low` is never much longer than there are groups
         if g >= self.low.len() as u64 && g <= 2 * u64::from(self.count) + 1 {
             self.low.resize_with(g as usize + 1, || None);
-            if let Some(Far(high)) = self.high.as_deref_mut() {
-                let rest = high.split_off(&(g + 1));
-                for (g, group) in std::mem::replace(high, rest) {
+            if let Some(high) = self.high.as_deref_mut() {
+                let rest = high.groups.split_off(&(g + 1));
+                for (g, group) in std::mem::replace(&mut high.groups, rest) {
                     self.low[g as usize] = Some(group);
                 }
             }
@@ -226,13 +248,13 @@ impl Groups {
         };
         match self.low.get_mut(g as usize) {
             Some(slot) => slot.get_or_insert_with(new),
-            None => self.high.get_or_insert_default().0.entry(g).or_insert_with(new),
+            None => self.high.get_or_insert_default().groups.entry(g).or_insert_with(new),
         }
     }
     fn remove(&mut self, g: u64) {
         let gone = match self.low.get_mut(g as usize) {
             Some(slot) => slot.take(),
-            None => self.high.as_mut().and_then(|h| h.0.remove(&g)),
+            None => self.high.as_mut().and_then(|h| h.groups.remove(&g)),
         };
         self.count -= u32::from(gone.is_some());
         if self.count == 0 {
@@ -242,16 +264,31 @@ impl Groups {
     /// Those of `[from, to)`, rising.
     fn range(&self, from: u64, to: u64) -> impl Iterator<Item = (u64, &Group)> {
         let (a, b) = self.indexes(from, to);
-        let low = (a as u64..).zip(&self.low[a..b]).filter_map(|(g, slot)| Some((g, slot.as_deref()?)));
-        let high = self.high.iter().flat_map(move |h| h.0.range(from..to.max(from)));
-        low.chain(high.map(|(g, group)| (*g, &**group)))
+        let low = (a as u64..).zip(&self.low[a..b]).inspect(|_| note_look());
+        let low = low.filter_map(|(g, slot)| Some((g, slot.as_deref()?)));
+        let high = self.high.iter().flat_map(move |h| h.groups.range(from..to.max(from)));
+        low.chain(high.inspect(|_| note_look()).map(|(g, group)| (*g, &**group)))
     }
     /// As [`Self::range`], to change.
     fn range_mut(&mut self, from: u64, to: u64) -> impl Iterator<Item = (u64, &mut Group)> {
         let (a, b) = self.indexes(from, to);
-        let low = (a as u64..).zip(&mut self.low[a..b]).filter_map(|(g, slot)| Some((g, slot.as_deref_mut()?)));
-        let high = self.high.iter_mut().flat_map(move |h| h.0.range_mut(from..to.max(from)));
-        low.chain(high.map(|(g, group)| (*g, &mut **group)))
+        let low = (a as u64..).zip(&mut self.low[a..b]).inspect(|_| note_look());
+        let low = low.filter_map(|(g, slot)| Some((g, slot.as_deref_mut()?)));
+        let high = self.high.iter_mut().flat_map(move |h| h.groups.range_mut(from..to.max(from)));
+        low.chain(high.inspect(|_| note_look()).map(|(g, group)| (*g, &mut **group)))
+    }
+    /// Those of `[from, to)` with a dirty page, by their numbers, rising.
+    fn dirty_range(&self, from: u64, to: u64) -> impl Iterator<Item = u64> + '_ {
+        self.dirty.range(self.high.as_deref().map(|h| &h.dirty), from, to)
+    }
+    /// A page of this group has become dirty, and none was.
+    fn became_dirty(&mut self, g: u64) {
+        self.dirty.insert(g, || &mut self.high.get_or_insert_default().dirty);
+    }
+    /// No page of these groups is dirty any more.
+    fn became_clean(&mut self, gone: &[u64]) {
+        self.dirty.remove(gone, self.high.as_deref_mut().map(|h| &mut h.dirty));
+        self.high.take_if(|h| h.groups.is_empty() && h.dirty.is_empty());
     }
     /// The part of `low` in `[from, to)`.
     fn indexes(&self, from: u64, to: u64) -> (usize, usize) {
@@ -265,8 +302,9 @@ impl Groups {
 #[derive(Debug, Default)]
 pub struct PageMap {
     groups: Groups,
-    pages: usize,
-    dirty: usize,
+    /// In memory, so that 32 bits count them.
+    pages: u32,
+    dirty: u32,
     /// Where the evictor goes on.
     hand: u64,
 }
@@ -279,7 +317,7 @@ impl PageMap {
 
     /// Number of pages in the cache, dirty ones among them.
     pub fn len(&self) -> usize {
-        self.pages
+        self.pages as usize
     }
 
     /// Memory of the groups, about: what finds the pages.
@@ -297,7 +335,7 @@ impl PageMap {
 
     /// Pages that are dirty.
     pub fn dirty_count(&self) -> usize {
-        self.dirty
+        self.dirty as usize
     }
 
     /// Whether the page at `lblk` is cached and dirty.
@@ -308,9 +346,10 @@ impl PageMap {
 
     /// The dirty pages' logical blocks of `[from, to)`, rising.
     pub fn dirty_in(&self, from: u64, to: u64) -> impl Iterator<Item = u64> + '_ {
-        self.groups
-            .range(from / GROUP, to.div_ceil(GROUP))
-            .flat_map(move |(g, group)| bits(group.dirty & mask(g, from, to)).map(move |i| g * GROUP + i))
+        self.groups.dirty_range(from / GROUP, to.div_ceil(GROUP)).flat_map(move |g| {
+            let dirty = self.groups.get(g).map_or(0, |group| group.dirty);
+            bits(dirty & mask(g, from, to)).map(move |i| g * GROUP + i)
+        })
     }
 
     /// The dirty pages' logical blocks, rising.
@@ -371,9 +410,12 @@ impl PageMap {
     pub fn put_dirty(&mut self, lblk: u64, page: Page) -> bool {
         let (g, i) = place(lblk);
         let group = self.groups.entry(g);
-        self.pages += usize::from(group.put(i, page).is_none());
-        let was_clean = group.make_dirty(i);
-        self.dirty += usize::from(was_clean);
+        self.pages += u32::from(group.put(i, page).is_none());
+        let (was_clean, first) = group.make_dirty(i);
+        self.dirty += u32::from(was_clean);
+        if first {
+            self.groups.became_dirty(g);
+        }
         was_clean
     }
 
@@ -410,8 +452,11 @@ impl PageMap {
         let (g, i) = place(lblk);
         let group = self.groups.get_mut(g)?;
         f(group.pages[i].as_mut()?);
-        let was_clean = group.make_dirty(i);
-        self.dirty += usize::from(was_clean);
+        let (was_clean, first) = group.make_dirty(i);
+        self.dirty += u32::from(was_clean);
+        if first {
+            self.groups.became_dirty(g);
+        }
         Some(was_clean)
     }
 
@@ -443,9 +488,13 @@ impl PageMap {
             return;
         }
         let mut unshared = 0;
-        for (g, group) in self.groups.range_mut(from / GROUP, to.div_ceil(GROUP)) {
-            self.dirty -= group.clean(mask(g, from, to), &mut unshared);
-        }
+        let mut clean: SmallVec<[u64; 4]> = self.groups.dirty_range(from / GROUP, to.div_ceil(GROUP)).collect();
+        clean.retain(|g| {
+            let Some(group) = self.groups.get_mut(*g) else { return false };
+            self.dirty -= group.clean(mask(*g, from, to), &mut unshared);
+            group.dirty == 0
+        });
+        self.groups.became_clean(&clean);
         self.groups.shared -= unshared;
     }
 
@@ -455,23 +504,23 @@ impl PageMap {
             return 0;
         }
         let before = self.dirty;
-        let (mut empty, mut unshared) = (Vec::new(), 0);
+        // with the numbers of dirty pages and of groups that have some
+        self.mark_clean(from, to);
+        let mut empty = Vec::new();
         for (g, group) in self.groups.range_mut(from / GROUP, to.div_ceil(GROUP)) {
             let gone = mask(g, from, to);
-            self.dirty -= group.clean(gone, &mut unshared);
             *group.hot.get_mut() &= !gone;
             for i in bits(gone & group.cached) {
-                self.pages -= usize::from(group.take(i as usize).is_some());
+                self.pages -= u32::from(group.take(i as usize).is_some());
             }
             if group.is_empty() {
                 empty.push(g);
             }
         }
-        self.groups.shared -= unshared;
         for g in empty {
             self.groups.remove(g);
         }
-        before - self.dirty
+        (before - self.dirty) as usize
     }
 
     /// Moves the pages at `from` and behind so that the one at `from` is at `to`; what is at its new place must be empty or
@@ -485,7 +534,7 @@ impl PageMap {
                 }
             }
         }
-        self.pages -= moved.len();
+        self.pages -= moved.len() as u32;
         // what is left of them is empty
         self.remove_range(from, u64::MAX);
         for (lblk, page, dirty) in moved {
@@ -557,10 +606,10 @@ impl PageMap {
         for g in empty {
             self.groups.remove(g);
         }
-        self.pages -= gone;
+        self.pages -= gone as u32;
         gone
     }
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

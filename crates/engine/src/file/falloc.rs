@@ -115,8 +115,8 @@ impl MountedVolume {
         let n: u64 = holes.iter().map(|(a, b)| b - a).sum();
         if charge.is_on() {
             // dirty pages there count already
-            let counted = |l: &u64| (first..end).contains(l) && f.map.get(*l).is_none();
-            charge.blocks(n - f.pages.dirty_blocks().filter(counted).count() as u64)?;
+            let counted = |l: &u64| f.map.get(*l).is_none();
+            charge.blocks(n - f.pages.dirty_in(first, end).filter(counted).count() as u64)?;
         }
         let given = n.min(*promised);
         if n > given && d.space.reserve(n - given, false).is_err() {

@@ -264,25 +264,26 @@ impl Volume {
             lblk = if data {
                 piece.map_or(lblk + 1, |p| if dirty { lblk + 1 } else { lblk + u64::from(p.len) })
             } else {
-                let mapped = next_written(f, lblk);
                 let cached = f.pages.next_dirty(lblk);
-                match (mapped, cached) {
-                    (Some(a), Some(b)) => a.min(b),
-                    (Some(a), None) | (None, Some(a)) => a,
-                    (None, None) => return if hole { Ok(offset) } else { Err(Error::NoData) },
+                match next_written(f, lblk, cached.unwrap_or(u64::MAX)).or(cached) {
+                    Some(next) => next,
+                    None => return if hole { Ok(offset) } else { Err(Error::NoData) },
                 }
             };
         }
     }
 }
 
-/// The next logical block from `lblk` with written data on disk.
-fn next_written(f: &crate::cell::FileBody, mut lblk: u64) -> Option<u64> {
+/// The next logical block from `lblk` with written data on disk, of those before `end`.
+fn next_written(f: &crate::cell::FileBody, mut lblk: u64, end: u64) -> Option<u64> {
     loop {
-        let p = f.map.next_from(lblk)?;
+        let p = f.map.next_from(lblk).filter(|p| p.lblk < end)?;
         if !p.unwritten {
             return Some(p.lblk.max(lblk));
         }
         lblk = p.lblk + u64::from(p.len);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,18 @@
 use super::*;
 use proptest::prelude::*;
 
+thread_local! {
+    /// Groups, and places without one, that this thread looked at.
+    pub static LOOKS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// How many of them `f` takes.
+pub fn looks<T>(f: impl FnOnce() -> T) -> (usize, T) {
+    let before = LOOKS.get();
+    let r = f();
+    (LOOKS.get() - before, r)
+}
+
 impl PageMap {
     /// First byte of a page and whether it is dirty, without warming it.
     fn peek(&self, lblk: u64) -> Option<(u8, bool)> {
@@ -76,11 +88,43 @@ fn far_groups_come_near_when_there_are_many() {
     for l in [5 * GROUP, 1 << 40, 0, GROUP, 7 * GROUP, 2 * GROUP] {
         m.put_dirty(l, page(1));
     }
-    let far = |m: &PageMap| m.groups.high.as_ref().map_or(0, |h| h.0.len());
+    let far = |m: &PageMap| m.groups.high.as_ref().map_or(0, |h| h.groups.len());
     assert_eq!((m.groups.low.len(), far(&m)), (8, 1));
     assert!(m.dirty_blocks().eq([0, GROUP, 2 * GROUP, 5 * GROUP, 7 * GROUP, 1 << 40]));
     assert_eq!(m.remove_range(0, u64::MAX), 6);
     assert!(m.groups.low.is_empty() && far(&m) == 0);
+}
+
+/// A large file that is read here and there, and of which few pages are written.
+#[test]
+fn who_looks_for_dirty_pages_looks_at_no_clean_group() {
+    const GROUPS: u64 = 2000;
+    // found by an index, and by a search
+    for first in [0, 1 << 30] {
+        let mut m = PageMap::new();
+        let lblk = |g: u64| (first + g) * GROUP + 5;
+        (0..GROUPS).for_each(|g| assert!(m.insert_clean(lblk(g), page(0))));
+        assert_eq!(looks(|| m.dirty_runs(usize::MAX).len()), (0, 0));
+        assert_eq!(looks(|| m.next_dirty(0)), (0, None));
+        for dirty in [vec![1000], vec![3, 4, 1999], (0..50).map(|i| 40 * i).collect()] {
+            let n = dirty.len();
+            dirty.iter().for_each(|g| assert!(m.dirty(lblk(*g))));
+            let (looked, blocks) = looks(|| m.dirty_blocks().collect::<Vec<_>>());
+            assert!(blocks.into_iter().eq(dirty.iter().map(|g| lblk(*g))));
+            assert_eq!(looked, n);
+            let (looked, runs) = looks(|| m.dirty_runs(usize::MAX));
+            assert_eq!((looked, runs.len()), (2 * n, n));
+            assert_eq!(looks(|| m.next_dirty(lblk(dirty[0]) + 1)), (2.min(n), dirty.get(1).map(|g| lblk(*g))));
+            assert_eq!(looks(|| m.dirty_in(lblk(dirty[0]) + 1, lblk(dirty[0]) + 50).count()), (1, 0));
+            // one that is dirty again while the others are written
+            let again = lblk(dirty[n / 2]);
+            assert_eq!(looks(|| m.mark_clean(0, u64::MAX)).0, n);
+            assert!(m.dirty(again) && !m.dirty(again));
+            assert_eq!(looks(|| m.dirty_blocks().collect::<Vec<_>>()), (1, vec![again]));
+            m.mark_clean(again, again + 1);
+            assert_eq!((m.dirty_count(), looks(|| m.dirty_blocks().count())), (0, (0, 0)));
+        }
+    }
 }
 
 /// Blocks that lie together, near the beginning, and far away.
@@ -155,6 +199,11 @@ proptest! {
                 m.groups.range(0, u64::MAX).filter(|g| g.1.locks.is_some()).map(|g| g.1.dirty).collect();
             prop_assert_eq!(m.groups.shared as usize, shared.len());
             prop_assert!(shared.iter().all(|dirty| *dirty != 0));
+            let groups = m.groups.range(0, u64::MAX).filter(|g| g.1.dirty != 0).map(|g| g.0);
+            prop_assert!(m.groups.dirty_range(0, u64::MAX).eq(groups));
+            let (from, to) = (a.min(b), a.max(b));
+            prop_assert!(m.dirty_in(from, to).eq(dirty.iter().copied().filter(|l| (from..to).contains(l))));
+            prop_assert_eq!(m.next_dirty(a), dirty.iter().copied().find(|l| *l >= a));
             let runs = m.dirty_runs(usize::MAX);
             let in_runs: Vec<u64> = runs.iter().flat_map(|r| r.0..r.0 + r.1.len() as u64).collect();
             prop_assert_eq!(in_runs, dirty);
