@@ -113,7 +113,8 @@ impl Default for Limits {
 pub struct ScrubReport {
     /// What does not hold, metadata and data.
     pub findings: Vec<Finding>,
-    /// Traces of a crash in the journals, which may be damage.
+    /// Traces of a crash in the journals, which may be damage; of a volume in use, what changed too often to be
+    /// looked at.
     pub notes: Vec<String>,
     /// Inodes looked at.
     pub inodes: u64,

@@ -22,8 +22,12 @@ use braidfs_store::interface::Quiesced;
 const RUN_BLOCKS: u64 = 64;
 /// Buckets and data blocks that are looked at while a commit waits.
 const STILL_BLOCKS: u64 = 256;
+/// Overflow nodes that are read so. What has more is read in parts.
+const STILL_NODES: usize = 256;
 /// Looks at an inode that changes meanwhile before a commit has to wait.
 const FREE_LOOKS: u32 = 2;
+/// Looks in parts at one that changes between them.
+const LOOKS_IN_PARTS: u32 = 5;
 
 /// Looks at all nodes whose entries stand in group `number`.
 pub fn of_group(s: &mut Scrub<'_>, d: DomainId, number: u32) {
@@ -84,32 +88,54 @@ enum Seen {
     UpTo(u64),
 }
 
+/// What may change while a node is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum How {
+    /// Anything.
+    Free,
+    /// Nothing: a commit waits.
+    Still,
+    /// Nothing while a part is read; a commit may come between two of them. It writes the inode's record elsewhere
+    /// where it changes anything of the inode.
+    Parts,
+}
+
 /// Looks at a node until it holds or certainly does not; `block` is its node block as read before.
 fn one_node(s: &mut Scrub<'_>, d: DomainId, node: NodeId, entry: NodeEntry, block: Option<&[u8]>) {
-    let (mut from, mut looks) = (0, 0);
+    let (mut from, mut looks, mut in_parts, mut is_long) = (0, 0, 0, false);
     let mut first = block.map(|b| (entry, b));
     loop {
-        let still = looks >= FREE_LOOKS;
+        let how = match looks < FREE_LOOKS {
+            true => How::Free,
+            false if is_long => How::Parts,
+            false => How::Still,
+        };
         let mut live = Live {
             journal: s.volume.journal(d),
             data: s.options.data,
             from,
-            left: if still { STILL_BLOCKS } else { u64::MAX },
+            left: if how == How::Still { STILL_BLOCKS } else { u64::MAX },
+            nodes_left: if how == How::Still { STILL_NODES } else { usize::MAX },
             cut: None,
-            pace: !still,
+            how,
+            is: None,
+            changed: false,
             read: 0,
             d,
             s,
         };
-        let seen = if still {
+        let seen = if how == How::Still {
             let (volume, mut seen) = (live.s.volume, Ok(Seen::Gone));
             volume.quiesce(Quiesced::Nodes(d), &mut || seen = look(&mut live, node, None));
             seen
         } else {
             look(&mut live, node, first.take())
         };
+        // also what was found between two parts must be of one state
+        let seen = seen.or_else(|bad| live.part(|_| Err(bad)));
         from = live.from;
-        let read = live.read;
+        is_long |= live.nodes_left == 0;
+        let (read, changed) = (live.read, live.changed);
         s.spend(read);
         if s.report.stopped {
             return;
@@ -121,8 +147,15 @@ fn one_node(s: &mut Scrub<'_>, d: DomainId, node: NodeId, entry: NodeEntry, bloc
             }
             Ok(Seen::Overflow | Seen::Gone) => return,
             Ok(Seen::UpTo(lblk)) => (from, looks) = (lblk, 0),
+            Err(_) if how == How::Still && is_long => {}
+            Err(_) if changed => {
+                in_parts += 1;
+                if in_parts == LOOKS_IN_PARTS {
+                    return s.restless(d, node, in_parts, from);
+                }
+            }
             // what lies before it was looked at, and held
-            Err(b) if !still => {
+            Err(b) if how == How::Free => {
                 s.report.looked_again += u64::from(looks == 0);
                 (from, looks) = (from.max(b.at.unwrap_or(0)), looks + 1);
             }
@@ -147,13 +180,18 @@ fn look(live: &mut Live<'_, '_>, node: NodeId, known: Option<(NodeEntry, &[u8])>
     let (entry, block) = match known {
         Some(k) => k,
         None => {
-            let e = live.s.volume.entry(live.d, node).map_err(|e| Bad::new(codes::NODES_LOST, e.to_string()))?;
-            let Some(e) = e.filter(NodeEntry::used) else { return Ok(Seen::Gone) };
-            live.read += 1;
-            let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
-            let unreadable = |why| Bad::new(codes::UNREADABLE, format!("node block {}: {why}", { e.addr }));
-            store.read(e.addr, &mut block).map_err(unreadable)?;
-            node_block(&block, store.volume, e.addr)?;
+            let there = live.part(|live| {
+                let e = live.s.volume.entry(live.d, node).map_err(|e| Bad::new(codes::NODES_LOST, e.to_string()))?;
+                let Some(e) = e.filter(NodeEntry::used) else { return Ok(None) };
+                live.read += 1;
+                let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
+                let unreadable = |why| Bad::new(codes::UNREADABLE, format!("node block {}: {why}", { e.addr }));
+                store.read(e.addr, &mut block).map_err(unreadable)?;
+                node_block(&block, store.volume, e.addr)?;
+                Ok(Some((e, block)))
+            })?;
+            let Some((e, block)) = there else { return Ok(Seen::Gone) };
+            live.is = Some((node, e));
             own = block;
             (e, &own[..])
         }
@@ -180,19 +218,43 @@ struct Live<'a, 'b> {
     left: u64,
     /// The first logical block that was left out for that.
     cut: Option<u64>,
-    /// Nobody waits: the rate is kept, and the caller asked whether to go on.
-    pace: bool,
+    /// Overflow nodes that may still be read; 0 where they were too few, which ends the look.
+    nodes_left: usize,
+    how: How,
+    /// The node, and its table entry when the look began.
+    is: Option<(NodeId, NodeEntry)>,
+    /// The entry became another between two parts, which ended the look.
+    changed: bool,
     /// Blocks read and not yet accounted for.
     read: u64,
 }
 
 impl Live<'_, '_> {
-    /// Accounts for blocks that were read, where nobody waits.
+    /// Reads something; of a look in parts with a commit waiting, which must not have come before it.
+    ///
+    /// # Errors
+    /// Of `read`; it came.
+    fn part<R>(&mut self, read: impl FnOnce(&mut Self) -> Checked<R>) -> Checked<R> {
+        if self.how != How::Parts {
+            return read(self);
+        }
+        let (volume, mut read, mut r) = (self.s.volume, Some(read), None);
+        volume.quiesce(Quiesced::Nodes(self.d), &mut || {
+            let now = |(node, _): (NodeId, NodeEntry)| volume.entry(self.d, node).ok().flatten();
+            self.changed |= self.is.is_some_and(|is| now(is) != Some(is.1));
+            if let Some(read) = read.take().filter(|_| !self.changed) {
+                r = Some(read(self));
+            }
+        });
+        r.unwrap_or_else(|| Err(Bad::new(0, "it changed")))
+    }
+
+    /// Accounts for blocks that were read, where nobody waits: the rate is kept, and the caller asked whether to go on.
     ///
     /// # Errors
     /// The caller wants to stop.
     fn spend(&mut self) -> Checked<()> {
-        if self.pace {
+        if self.how != How::Still {
             let read = std::mem::take(&mut self.read);
             self.s.spend(read);
             if self.s.report.stopped {
@@ -205,18 +267,25 @@ impl Live<'_, '_> {
 
 impl Visitor for Live<'_, '_> {
     fn overflow(&mut self, owner: InodeNo, nodes: &[NodeId], kind: NodeKind) -> Checked<Vec<Option<Vec<u8>>>> {
-        let mut entries = Vec::with_capacity(nodes.len());
-        for &n in nodes {
-            let e = self
-                .s
-                .volume
-                .entry(self.d, n)
-                .map_err(|e| Bad::new(codes::OVERFLOW_MISSING, format!("overflow {n}: {e}")))?;
-            entries.push((n, e.filter(NodeEntry::used).ok_or_else(|| record::missing(n, kind))?));
+        if nodes.len() > self.nodes_left {
+            self.nodes_left = 0;
+            return Err(Bad::new(0, "it has too many overflow nodes"));
         }
-        self.read += entries.len() as u64;
+        self.nodes_left -= nodes.len();
         self.spend()?;
-        record::read_overflow(self.s.volume.store(), owner, &entries, kind)
+        self.part(|live| {
+            let mut entries = Vec::with_capacity(nodes.len());
+            for &n in nodes {
+                let e = live
+                    .s
+                    .volume
+                    .entry(live.d, n)
+                    .map_err(|e| Bad::new(codes::OVERFLOW_MISSING, format!("overflow {n}: {e}")))?;
+                entries.push((n, e.filter(NodeEntry::used).ok_or_else(|| record::missing(n, kind))?));
+            }
+            live.read += entries.len() as u64;
+            record::read_overflow(live.s.volume.store(), owner, &entries, kind)
+        })
     }
 
     fn bucket(&mut self, lblk: u64) -> bool {
@@ -235,7 +304,7 @@ impl Visitor for Live<'_, '_> {
         self.read += addrs.len() as u64;
         self.s.done += addrs.len() as u64;
         self.spend()?;
-        read_scattered(self.s.volume.store(), addrs)
+        self.part(|live| read_scattered(live.s.volume.store(), addrs))
     }
 
     fn holds(&self, addr: BlockAddr, len: u64) -> bool {
@@ -271,9 +340,12 @@ impl Visitor for Live<'_, '_> {
         let (lblk, addr) = (e.lblk + skip, BlockAddr(e.addr.0 + skip));
         let part = Extent { lblk, addr, len: now as u32, unwritten: false, sums: None };
         let mut first: Option<Bad> = None;
-        compare(self.s.volume.store(), &part, &sums[skip as usize..], &mut |code, at, why| {
-            first.get_or_insert(Bad { code, why, at: Some(at), data: true });
-        });
+        self.part(|live| {
+            compare(live.s.volume.store(), &part, &sums[skip as usize..], &mut |code, at, why| {
+                first.get_or_insert(Bad { code, why, at: Some(at), data: true });
+            });
+            Ok(())
+        })?;
         // up to the first bad block everything holds
         let good = first.as_ref().and_then(|b| b.at).map_or(now, |at| at - lblk);
         self.read += now;

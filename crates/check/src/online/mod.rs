@@ -7,7 +7,9 @@
 //!
 //! No false alarm: everything is read without a lock first. Where that does not hold it may have been written
 //! meanwhile, so it is looked up and read again at a moment at which it cannot change ([`LiveVolume::quiesce`]),
-//! which others wait for: some hundred blocks at most. Only what does not hold then is a finding.
+//! which others wait for: some hundred blocks at most. Only what does not hold then is a finding. An inode with more
+//! overflow nodes is read in parts, at several such moments; if it changes between them it is begun again, some
+//! times.
 
 mod inodes;
 mod pass;

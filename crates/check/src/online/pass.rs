@@ -102,6 +102,18 @@ impl<'a> Scrub<'a> {
         self.report.findings.push(Finding { code, domain, node, path, message, fixed: false });
     }
 
+    /// Notes that a node with many overflow nodes changed during each of so many looks: from logical block `from` on
+    /// it was not looked at as a whole.
+    pub fn restless(&mut self, domain: DomainId, node: NodeId, looks: u32, from: u64) {
+        if self.report.notes.len() < FINDINGS_MAX {
+            self.report.notes.push(format!(
+                "{node} of domain {} changed each of the {looks} times that its extents were looked at: \
+                 whether they hold from block {from} on is not known",
+                domain.0
+            ));
+        }
+    }
+
     /// Notes what `look` finds. What it finds while the volume is in use may be half of a change: then it looks once
     /// more, while `what` does not change. `blocks` is what it reads.
     pub fn look(&mut self, what: Quiesced, domain: Option<DomainId>, blocks: u64, mut look: impl FnMut(&mut Log)) {

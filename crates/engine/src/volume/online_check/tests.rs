@@ -1,7 +1,9 @@
 //! A scrub of a volume in use finds every flipped bit, and nothing where there is none, whatever goes on.
 
 use crate::names::path::OpenHow;
-use crate::types::{Cred, InodeNo, MkfsOptions, MountOptions, RenameMode};
+use crate::types::{
+    Cred, DomainId, FallocMode, InodeNo, MkfsOptions, MountOptions, NodeId, RenameMode, SetAttr, SetTime, Timestamp,
+};
 use crate::volume::Volume;
 use crate::volume::journal_replay::JournalReplay;
 use crate::volume::tenants::TenantBudget;
@@ -10,8 +12,13 @@ use braidfs_check::codes;
 use braidfs_check::online::{ScrubOptions, scrub_mounted};
 use braidfs_device::{BLOCK_BYTES, Device, MemDevice};
 use braidfs_format::domain::DomainHeader;
-use braidfs_format::node::NodeTableBlock;
+use braidfs_format::inode::Link;
+use braidfs_format::node::{NodeEntry, NodeTableBlock};
+use braidfs_format::super_block::SuperBlock;
 use braidfs_format::{BlockAddr, geometry::NODES_PER_BLOCK};
+use braidfs_store::Store;
+use braidfs_store::interface::{LiveVolume, Quiesced};
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -347,5 +354,115 @@ fn tenants_come_and_go_beside_scrubs() {
         }
     });
     println!("{scrubs} scrubs");
+    v.unmount().unwrap();
+}
+
+/// A volume that notes how much is asked of it while nothing changes, and in which something changes after each such
+/// moment.
+struct Watched<'a> {
+    v: &'a Volume,
+    /// Table entries asked for in the moment that is, and in any at most.
+    asked: Cell<(usize, usize)>,
+    after: RefCell<Box<dyn FnMut() + 'a>>,
+}
+
+impl<'a> Watched<'a> {
+    fn new(v: &'a Volume, after: impl FnMut() + 'a) -> Self {
+        Self { v, asked: Cell::default(), after: RefCell::new(Box::new(after)) }
+    }
+}
+
+impl LiveVolume for Watched<'_> {
+    fn super_block(&self) -> SuperBlock {
+        self.v.super_block()
+    }
+    fn store(&self) -> &Arc<Store> {
+        self.v.store()
+    }
+    fn quiesce(&self, what: Quiesced, f: &mut dyn FnMut()) {
+        self.v.quiesce(what, &mut || {
+            self.asked.set((0, self.asked.get().1));
+            f();
+            let (now, most) = self.asked.get();
+            self.asked.set((0, most.max(now)));
+        });
+        if let Quiesced::Nodes(_) = what {
+            self.after.borrow_mut()();
+        }
+    }
+    fn used_blocks(&self, domain: DomainId) -> u64 {
+        self.v.used_blocks(domain)
+    }
+    fn groups(&self, domain: DomainId) -> Vec<u32> {
+        self.v.groups(domain)
+    }
+    fn owner(&self, group: u32) -> Option<DomainId> {
+        self.v.owner(group)
+    }
+    fn epoch(&self, domain: DomainId, group: u32) -> Option<u32> {
+        self.v.epoch(domain, group)
+    }
+    fn journal(&self, domain: DomainId) -> (u64, u64) {
+        self.v.journal(domain)
+    }
+    fn entry(&self, domain: DomainId, node: NodeId) -> braidfs_store::Result<Option<NodeEntry>> {
+        let (now, most) = self.asked.get();
+        self.asked.set((now + 1, most));
+        self.v.entry(domain, node)
+    }
+    fn first_link(&self, node: InodeNo) -> Option<Link> {
+        self.v.first_link(node)
+    }
+}
+
+/// A file with hundreds of extent leaves, of which the last is damaged: a commit waits for some of them to be read,
+/// not for all, and what changes the file in between is no reason to find something else, nor to go on for ever.
+#[test]
+fn a_large_tree_is_read_in_parts() {
+    let (device, v) = volume(256, 1);
+    let how = OpenHow { read: true, write: true, create: true, mode: 0o644, ..OpenHow::default() };
+    let f = v.open_path(b"f", how, &Cred::root()).unwrap();
+    for i in 0..30_000 {
+        v.fallocate(&f, FallocMode::Allocate { keep_size: false }, 2 * i * 4096, 4096).unwrap();
+    }
+    v.sync().unwrap();
+    let d = &v.mounted().domains[0];
+    d.checkpoint().unwrap();
+    let leaves: Vec<NodeId> = match &f.cell.state.read().body {
+        crate::cell::Body::File(f) => f.map.nodes(),
+        _ => panic!("no file"),
+    };
+    assert!(leaves.len() > 400, "{}", leaves.len());
+    let look = |after: &mut dyn FnMut()| {
+        let watched = Watched::new(&v, &mut *after);
+        let r = scrub_mounted(&watched, &ScrubOptions::default(), &mut |_, _, _| true);
+        let codes: Vec<u32> = r.findings.iter().filter(|x| x.node == Some(f.ino().0)).map(|x| x.code).collect();
+        (codes, r.notes, watched.asked.get().1)
+    };
+    let none: [u32; 0] = [];
+    assert_eq!(look(&mut || {}), (none.into(), vec![], 0));
+    // leaves come first, index nodes behind them
+    let last = d.nodes.look(leaves[leaves.len() - 5]).unwrap().unwrap();
+    flip(&device, place(&v, last.addr));
+    let mut touched = 0;
+    let mut touch = |most: u32| {
+        touched += u32::from(touched < most);
+        if touched < most {
+            let mtime = Some(SetTime::At(Timestamp { sec: i64::from(touched), nsec: 0 }));
+            v.setattr(f.ino(), &SetAttr { mtime, ..SetAttr::default() }).unwrap();
+            v.sync().unwrap();
+        }
+    };
+    let (found, notes, asked) = look(&mut || {});
+    assert_eq!((found, notes.len()), (vec![codes::NODE_BLOCK], 0));
+    assert!((100..300).contains(&asked), "{asked} nodes in one moment");
+    let (found, notes, _) = look(&mut || touch(8));
+    assert_eq!((found, notes.len()), (vec![codes::NODE_BLOCK], 0));
+    let (found, notes, asked) = look(&mut || touch(u32::MAX));
+    assert_eq!((found, notes.len()), (none.into(), 1), "{notes:?}");
+    assert!(notes[0].contains("changed each of the 5 times") && asked < 300, "{notes:?}, {asked}");
+    flip(&device, place(&v, last.addr));
+    assert_eq!(look(&mut || {}).0, none);
+    drop(f);
     v.unmount().unwrap();
 }
