@@ -207,7 +207,8 @@ struct Groups {
     dirty: DirtyGroups,
 }
 
-/// Counts groups that the calling thread looks at, or places without one: a test compares files by them and not by the clock.
+/// Counts groups that the calling thread looks at, or places without one: a test compares files by them and not by
+/// the clock.
 #[inline(always)]
 fn note_look() {
     #[cfg(test)]

@@ -183,7 +183,8 @@ pub struct Domain {
     pub accepted_above: Line<AtomicU64>,
     /// Files to be made whole when there is time.
     pub in_pieces: Mutex<in_pieces::InPieces, rank::InPieces>,
-    /// The last file of which the log says that it has as many extents as it can ([`Domain::extents_full`]), 0: none yet.
+    /// The last file of which the log says that it has as many extents as it can ([`Domain::extents_full`]), 0: none
+    /// yet.
     told_full: AtomicU64,
     /// Names of this domain's directories that inodes left, by renames or unlinks that may not be durable yet.
     pub vacated: VacatedNames,

@@ -395,8 +395,8 @@ impl Domain {
         }
     }
 
-    /// What is refused because the file may have no more extents. The log says it once of each file that it meets, as a program
-    /// is only told EFBIG, and perhaps by `close`.
+    /// What is refused because the file may have no more extents. The log says it once of each file that it meets, as
+    /// a program is only told EFBIG, and perhaps by `close`.
     pub fn extents_full(&self, ino: InodeNo) -> Error {
         if self.told_full.swap(ino.0, Ordering::Relaxed) != ino.0 {
             tracing::warn!(%ino, "{}: writes to it are refused", Error::TooManyExtents);

@@ -374,11 +374,11 @@ impl Volume {
     /// are atomic.
     ///
     /// # Errors
-    /// [`Error::NoSpace`], [`Error::TooBig`], [`Error::TooManyExtents`], [`Error::Perm`] for immutable and append-only
-    /// files, [`Error::Invalid`] for an empty range or a special file. To collapse or insert a range: [`Error::Invalid`] where
-    /// offset or length is no multiple of 4096, the range to collapse reaches the end of the file, or the one to insert begins
-    /// at or behind it; [`Error::Unsupported`] where more extents would move than the journal takes of one operation
-    /// (docs/crash-contract.md).
+    /// [`Error::NoSpace`], [`Error::TooBig`], [`Error::TooManyExtents`], [`Error::Perm`] for immutable and
+    /// append-only files, [`Error::Invalid`] for an empty range or a special file. To collapse or insert a range:
+    /// [`Error::Invalid`] where offset or length is no multiple of 4096, the range to collapse reaches the end of the
+    /// file, or the one to insert begins at or behind it; [`Error::Unsupported`] where more extents would move than
+    /// the journal takes of one operation (docs/crash-contract.md).
     pub fn fallocate(&self, file: &OpenFile, mode: FallocMode, offset: u64, len: u64) -> Result<()> {
         let c = &file.cell;
         match c.kind {

@@ -507,9 +507,9 @@ impl Volume {
     /// later.
     ///
     /// # Errors
-    /// [`Error::NoSpace`], [`Error::Quota`], [`Error::TooBig`], [`Error::TooManyExtents`], [`Error::IsDir`], [`Error::Perm`] for
-    /// immutable files. That append-only ones are written at their end is for the caller to see to, who knows how the file was
-    /// opened.
+    /// [`Error::NoSpace`], [`Error::Quota`], [`Error::TooBig`], [`Error::TooManyExtents`], [`Error::IsDir`],
+    /// [`Error::Perm`] for immutable files. That append-only ones are written at their end is for the caller to see
+    /// to, who knows how the file was opened.
     pub fn write(&self, file: &OpenFile, offset: u64, data: &[u8]) -> Result<usize> {
         share(Place::Write);
         if data.is_empty() {

@@ -1,13 +1,13 @@
 //! Which groups of a file's pages have a dirty one: who writes these out, or looks for the next, looks at no others.
 //!
-//! Invariant: a group stands here where a page of it is dirty, and only there. So this changes with the first page of a group that
-//! becomes dirty and the last that becomes clean, by who has the map alone: to overwrite dirty pages side by side
-//! ([`super::shared`]) writes nothing here.
+//! Invariant: a group stands here where a page of it is dirty, and only there. So this changes with the first page of
+//! a group that becomes dirty and the last that becomes clean, by who has the map alone: to overwrite dirty pages
+//! side by side ([`super::shared`]) writes nothing here.
 
 use std::collections::BTreeSet;
 
-/// Numbers of groups. One, as most files have at most, stands in the cell; more in a set elsewhere ([`super::Far`]), which is empty
-/// else.
+/// Numbers of groups. One, as most files have at most, stands in the cell; more in a set elsewhere ([`super::Far`]),
+/// which is empty else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirtyGroups(u64);
 
