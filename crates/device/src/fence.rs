@@ -3,6 +3,8 @@
 //! Who holds the lease ([`Fence::extend`]) is told of the device's owner record by a layer above, which knows where on the
 //! volume that lies. Time is CLOCK_BOOTTIME: it goes on while the machine sleeps.
 //!
+//! Where the lease is lost the device fails: what is read from then on may be the next owner's.
+//!
 //! Invariants: a [`Pass`] is given only before the deadline less the margin; between the look at the clock and the end of
 //! the submission the pass lives. Where the process is stopped in between (SIGSTOP, a debugger) it cannot look again: with
 //! [`Fence::kill_when_stopped`] a timer of the kernel then kills it at the deadline, before anybody else may take over. A
@@ -50,6 +52,9 @@ const IN_FLIGHT: Duration = Duration::from_secs(1);
 /// What a test does between the look at the clock and the submission.
 type Hook = Box<dyn Fn() + Send + Sync>;
 
+/// What is to be done once the lease is lost, with the reason.
+type WhenLost = Box<dyn Fn(&str) + Send + Sync>;
+
 /// See the module.
 #[derive(Default)]
 pub struct Fence {
@@ -59,6 +64,7 @@ pub struct Fence {
     /// Submissions between check and end.
     inside: AtomicUsize,
     lost: OnceLock<String>,
+    when_lost: OnceLock<WhenLost>,
     rejoin: OnceLock<Box<dyn Rejoin>>,
     watchdog: OnceLock<Watchdog>,
     hook: OnceLock<Hook>,
@@ -86,6 +92,20 @@ impl Fence {
     /// Who looks whether the lease is still ours after the device was away. Once.
     pub fn set_rejoin(&self, rejoin: Box<dyn Rejoin>) {
         let _ = self.rejoin.set(rejoin);
+    }
+
+    /// Has `then` called once the lease is lost: at once where it is so already. The first call counts.
+    pub(crate) fn when_lost(&self, then: WhenLost) {
+        let _ = self.when_lost.set(then);
+        if let Some(why) = self.lost() {
+            self.tell_lost(why);
+        }
+    }
+
+    fn tell_lost(&self, why: &str) {
+        if let Some(then) = self.when_lost.get() {
+            then(why);
+        }
     }
 
     /// For tests: called between the look at the clock and the submission of writes.
@@ -138,16 +158,26 @@ impl Fence {
         Duration::from_nanos(self.deadline.load(SeqCst))
     }
 
-    /// The lease is lost for good.
+    /// The lease is lost for good, and with it the device.
     pub fn lose(&self, why: String) {
         let _ = self.lost.set(why);
         drop(self.lock.lock());
         self.changed.notify_all();
+        if let Some(why) = self.lost() {
+            self.tell_lost(why);
+        }
     }
 
     /// Why the lease is lost.
     pub fn lost(&self) -> Option<&str> {
         self.lost.get().map(String::as_str)
+    }
+
+    /// Whether the lease was taken, and has come to its end without being given back: what is read now may be what its next owner
+    /// wrote.
+    pub(crate) fn is_over(&self) -> bool {
+        let deadline = self.deadline.load(SeqCst);
+        deadline > 0 && nanos(boot_time()) >= deadline
     }
 
     /// Whether writes pass.

@@ -177,7 +177,8 @@ pub trait Remote: Send + Sync {
     /// How long a request may be in flight.
     fn io_timeout(&self) -> std::time::Duration;
 
-    /// From now on every write and discard passes `fence`, and no other one.
+    /// From now on every write and discard passes `fence`, and no other one; behind the end of its lease reads wait for it, too.
+    /// Where it is lost the device fails for good.
     fn set_fence(&self, fence: std::sync::Arc<Fence>);
 
     /// Whether its fence is open: who has the device holds the lease.

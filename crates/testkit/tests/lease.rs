@@ -4,7 +4,7 @@
 use braidfs::store::lease::Lease;
 use braidfs::store::super_io::read_super;
 use braidfs::{Cred, Error, MkfsOptions, MountOptions, OpenHow, Volume, mkfs};
-use braidfs_device::{BLOCK_BYTES, Device, MemDevice, NbdDevice, NbdUri};
+use braidfs_device::{BLOCK_BYTES, Device, MemDevice, NbdDevice, NbdUri, boot_time};
 use braidfs_format::owner::{GIVEN_BACK, HELD, OwnerRecord};
 use braidfs_testkit::nbd::{NbdServer, Offers};
 use braidfs_testkit::walk::fsck;
@@ -190,13 +190,17 @@ fn a_holder_that_is_alive_elsewhere_is_left_alone_and_a_dead_one_outlived() {
 }
 
 /// Another machine takes the volume over while this one holds it (its clock runs fast, say): not one more write behind the end
-/// of the lease, and an error for who syncs.
+/// of the lease, and an error for who syncs and for who reads what is the other's by then.
 #[test]
 fn who_loses_the_lease_submits_nothing_more() {
     let (_dir, server) = server();
     let (at, _) = place(&server);
-    let v = mount(&server, "lease=2&timeout=4").unwrap();
+    let devices = open(&server, "lease=2&timeout=4");
+    let options = || MountOptions { background: false, ..MountOptions::default() };
+    let v = patiently(|| Volume::mount(devices.clone(), options())).unwrap();
     write_synced(&v, "a", b"1").unwrap();
+    let mut buf = vec![0; BLOCK_BYTES];
+    devices[0].read(0, &mut buf).unwrap();
     server.put(at, &foreign(&server, 7, HELD, 1));
     let end = Instant::now() + Duration::from_secs(2);
     let mut n = 0;
@@ -211,10 +215,30 @@ fn who_loses_the_lease_submits_nothing_more() {
     };
     let before = writes(&server);
     assert!(write_synced(&v, "c", b"3").is_err(), "{failed}");
+    let e = devices[0].read(0, &mut buf).unwrap_err().to_string();
+    assert!(e.contains("the lease was lost to process 4711 on other"), "{e}");
     assert!(v.unmount().is_err());
     std::thread::sleep(Duration::from_millis(700));
     assert_eq!(writes(&server), before, "writes behind the end of the lease");
     assert_eq!(record(&server).nonce, [7; 16], "the other's record");
+}
+
+/// Behind the end of the lease, before it is known whether somebody took the volume, a read waits for that.
+#[test]
+fn reads_wait_for_a_lease_that_has_ended() {
+    let (_dir, server) = server();
+    let uri = server.uri("lease=60&timeout=1");
+    let (lease, devices) = take(&uri);
+    let mut buf = vec![0; BLOCK_BYTES];
+    let fence = lease.fence(0).unwrap();
+    fence.extend(boot_time());
+    let e = devices[0].read(0, &mut buf).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::TimedOut, "{e}");
+    fence.extend(boot_time() + Duration::from_secs(60));
+    devices[0].read(0, &mut buf).unwrap();
+    // who gave it back may look at the device all the same
+    drop(lease);
+    devices[0].read(0, &mut buf).unwrap();
 }
 
 /// The server is away for longer than the lease. Nobody took it: it goes on. Somebody did: nothing that waited is written.

@@ -197,17 +197,22 @@ impl Shared {
 
     /// The device fails for good.
     fn die(&self, why: &str) {
-        let text = format!("{}: {why}", self.uri.text);
-        tracing::error!("{text}: the device has failed");
+        self.fail(format!("{}: {why}", self.uri.text));
+    }
+
+    /// [`Self::die`], where `text` names the device.
+    pub(super) fn fail(&self, text: String) {
         let (links, requests) = {
             let mut state = self.state.lock();
-            if state.phase == Phase::Closed {
+            if matches!(state.phase, Phase::Closed | Phase::Dead(_)) {
                 return;
             }
             state.phase = Phase::Dead(text.clone());
             state.epoch += 1;
             (std::mem::take(&mut state.links), std::mem::take(&mut state.requests))
         };
+        tracing::error!("{text}: the device has failed");
+        self.changed.notify_all();
         self.gate.fail(&io::Error::other(text.clone()));
         links.iter().for_each(|l| l.abort());
         for waiting in requests.into_values() {

@@ -297,9 +297,10 @@ impl Shared {
         most - most % BLOCK_BYTES
     }
 
-    /// Sends all of `ops`, at most a wave of them, and waits for the answers: what was read, by the index.
+    /// Sends all of `ops`, at most a wave of them, and waits for the answers: what was read, by the index. Of `fenced` ones
+    /// changes pass only while the lease lasts, and reads not behind its end: others may have written by then.
     fn run(&self, ops: Vec<Op>, fenced: bool) -> io::Result<Vec<Vec<u8>>> {
-        let fence = (fenced && ops.iter().any(Op::changes)).then(|| self.fence()).flatten();
+        let fence = self.fence().filter(|f| fenced && (ops.iter().any(Op::changes) || f.is_over()));
         // Held until all is handed to the kernel.
         let pass = fence.as_ref().map(|f| f.enter(self.uri.timeout)).transpose()?;
         let batch = Batch::of(ops.len());
@@ -420,12 +421,12 @@ impl Shared {
         if self.write { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EROFS)) }
     }
 
-    fn read_as(&self, block: u64, buf: &mut [u8]) -> io::Result<()> {
+    fn read_as(&self, block: u64, buf: &mut [u8], fenced: bool) -> io::Result<()> {
         let (start, chunk, bytes) = (block * BLOCK_BYTES as u64, self.chunk(), buf.len());
         let ops = (0..bytes)
             .step_by(chunk)
             .map(|at| Op::Read { offset: start + at as u64, bytes: chunk.min(bytes - at) as u32 });
-        self.run_waves(ops, (false, false), |first, answers| {
+        self.run_waves(ops, (fenced, false), |first, answers| {
             for (i, data) in answers.into_iter().enumerate() {
                 let at = (first + i) * chunk;
                 buf[at..at + data.len()].copy_from_slice(&data);
@@ -441,7 +442,7 @@ impl Device for NbdDevice {
 
     fn read(&self, block: u64, buf: &mut [u8]) -> io::Result<()> {
         check_range(self.blocks(), block, buf.len(), io::ErrorKind::UnexpectedEof)?;
-        self.shared.read_as(block, buf)
+        self.shared.read_as(block, buf, true)
     }
 
     fn write_batch(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
@@ -516,7 +517,7 @@ impl Device for NbdDevice {
             // Many servers fix the size for each connection: those that there are know the old one.
             let epoch = shared.state.lock().epoch;
             shared.broke(epoch, &io::Error::other("the export has grown"));
-            shared.read_as(blocks - 1, &mut [0; BLOCK_BYTES])?;
+            shared.read_as(blocks - 1, &mut [0; BLOCK_BYTES], true)?;
             shared.blocks.fetch_max(blocks, Ordering::AcqRel);
         }
         Ok(blocks)
@@ -554,7 +555,15 @@ impl Remote for NbdDevice {
     }
 
     fn set_fence(&self, fence: Arc<Fence>) {
-        *self.shared.fence.lock() = Some(fence);
+        *self.shared.fence.lock() = Some(Arc::clone(&fence));
+        // What is there now may be the next owner's: nothing is read any more, either. Not an `Arc`, which would keep the
+        // connections.
+        let shared = Arc::downgrade(&self.shared);
+        fence.when_lost(Box::new(move |why| {
+            if let Some(shared) = shared.upgrade() {
+                shared.fail(why.to_string());
+            }
+        }));
     }
 
     fn is_held(&self) -> bool {
@@ -571,7 +580,7 @@ struct BesideTheFence<'a>(&'a Shared);
 
 impl RecordIo for BesideTheFence<'_> {
     fn read_record(&mut self, block: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.0.read_as(block, buf)
+        self.0.read_as(block, buf, false)
     }
 
     fn write_record(&mut self, block: u64, buf: &[u8]) -> io::Result<()> {
