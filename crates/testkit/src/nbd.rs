@@ -1,7 +1,7 @@
 //! An NBD server inside the test, with a volatile cache: it can lose what nobody flushed, cut connections, hang and go away.
 //!
-//! Fixed newstyle, NBD_OPT_GO, simple replies; a thread per connection, which carries out one request after the other. It
-//! notes each command in the order in which it was carried out.
+//! Fixed newstyle, NBD_OPT_GO, simple replies; a thread per connection, which carries out one request after the other, but for
+//! a write that is to come late. It notes each command in the order in which it was carried out.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -77,6 +77,10 @@ struct Inner {
     go_on: Condvar,
     /// Milliseconds that each write waits before it is carried out.
     write_delay: AtomicU64,
+    /// Milliseconds that the next write is carried out later by, whatever becomes of its connection; 0: none.
+    late: AtomicU64,
+    /// One more than the number of the connection that the late write came on; 0: it has not come.
+    late_on: AtomicU64,
     /// Writes that fail, by their number from now on.
     fail_write: AtomicU64,
     /// Code of the reply by which the export is refused; 0: it is given.
@@ -110,6 +114,8 @@ impl NbdServer {
             hung: Mutex::new(false),
             go_on: Condvar::new(),
             write_delay: AtomicU64::new(0),
+            late: AtomicU64::new(0),
+            late_on: AtomicU64::new(0),
             fail_write: AtomicU64::new(0),
             refuse: AtomicU64::new(0),
         });
@@ -200,6 +206,24 @@ impl NbdServer {
         self.inner.write_delay.store(milliseconds, SeqCst);
     }
 
+    /// The next write is carried out so much later, beside later requests of its connection, and also where that has ended.
+    pub fn late_write(&self, milliseconds: u64) {
+        self.inner.late_on.store(0, SeqCst);
+        self.inner.late.store(milliseconds, SeqCst);
+    }
+
+    /// The number of the connection that the late write came on, once it has come.
+    pub fn late_on(&self) -> Option<u64> {
+        self.inner.late_on.load(SeqCst).checked_sub(1)
+    }
+
+    /// Cuts all connections but one.
+    pub fn cut_others(&self, than: u64) {
+        for (_, stream) in self.inner.connections.lock().unwrap().iter().filter(|(n, _)| **n != than) {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+    }
+
     /// The `n`th write from now on (from 1) fails with ENOSPC; 0: none.
     pub fn fail_write(&self, n: u64) {
         self.inner.fail_write.store(n, SeqCst);
@@ -263,9 +287,21 @@ fn bad(why: &str) -> io::Error {
     io::Error::other(why.to_string())
 }
 
+/// Answers a request.
+fn say(answers: &Mutex<UnixStream>, cookie: u64, answer: Result<Vec<u8>, u32>) -> io::Result<()> {
+    let (error, data) = match answer {
+        Ok(data) => (0u32, data),
+        Err(e) => (e, Vec::new()),
+    };
+    let head = [&0x6744_6698u32.to_be_bytes()[..], &error.to_be_bytes(), &cookie.to_be_bytes()].concat();
+    answers.lock().map_err(|_| bad("poisoned"))?.write_all(&[head, data].concat())
+}
+
 impl Inner {
-    fn serve(&self, mut stream: &UnixStream, number: u64) -> io::Result<()> {
+    fn serve(self: &Arc<Self>, mut stream: &UnixStream, number: u64) -> io::Result<()> {
         let size = self.negotiate(stream)?;
+        // an answer goes out whole
+        let answers = Arc::new(Mutex::new(stream.try_clone()?));
         loop {
             let mut head = [0; 28];
             stream.read_exact(&mut head)?;
@@ -274,7 +310,7 @@ impl Inner {
             if word(0) != 0x2560_9513 {
                 return Err(bad("magic of a request"));
             }
-            let (fua, command, cookie) = (head[5] & 1 != 0, head[7], &head[8..16]);
+            let (fua, command, cookie) = (head[5] & 1 != 0, head[7], long(8));
             let (offset, bytes) = (long(16), u64::from(word(24)));
             let mut data = vec![0; if command == 1 { bytes as usize } else { 0 }];
             stream.read_exact(&mut data)?;
@@ -302,6 +338,18 @@ impl Inner {
             if !offset.is_multiple_of(BLOCK) || !bytes.is_multiple_of(BLOCK) {
                 return Err(bad("a request that is not of whole blocks"));
             }
+            let late = if command == 1 { self.late.swap(0, SeqCst) } else { 0 };
+            if late > 0 {
+                let (inner, answers) = (Arc::clone(self), Arc::clone(&answers));
+                std::thread::spawn(move || {
+                    inner.late_on.store(number + 1, SeqCst);
+                    std::thread::sleep(Duration::from_millis(late));
+                    let done = inner.carry_out(command, fua, offset / BLOCK, bytes / BLOCK, data, number);
+                    // An error: the connection is gone.
+                    let _ = say(&answers, cookie, done);
+                });
+                continue;
+            }
             if command == 1 {
                 std::thread::sleep(Duration::from_millis(self.write_delay.load(SeqCst)));
             }
@@ -312,11 +360,7 @@ impl Inner {
             if cut {
                 return Err(bad("cut behind the request"));
             }
-            let (error, data) = match answer {
-                Ok(data) => (0u32, data),
-                Err(e) => (e, Vec::new()),
-            };
-            stream.write_all(&[&0x6744_6698u32.to_be_bytes()[..], &error.to_be_bytes(), cookie, &data].concat())?;
+            say(&answers, cookie, answer)?;
         }
     }
 

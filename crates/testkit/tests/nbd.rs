@@ -254,6 +254,41 @@ fn an_export_that_grew_is_seen() {
     assert!(e.contains("another export"), "{e}");
 }
 
+/// A server that carries out several requests at once, with a write that takes it long, when the client wants new connections:
+/// since the export has grown, or since another connection broke. Nothing that comes later on is overtaken by that write.
+#[test]
+fn a_slow_write_is_waited_for_before_connecting_anew() {
+    for grown in [true, false] {
+        let (_dir, server) = server(Offers::default());
+        let device = open(&server, "timeout=40&connections=2");
+        server.late_write(1000);
+        std::thread::scope(|s| {
+            let slow = s.spawn(|| device.write(5, &block(1)).unwrap());
+            let on = loop {
+                if let Some(on) = server.late_on() {
+                    break on;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            };
+            if grown {
+                server.set_bytes(2 * BYTES);
+                assert_eq!(device.grown().unwrap(), 2 * BYTES / 4096);
+            } else {
+                server.cut_others(on);
+            }
+            slow.join().unwrap();
+            device.write(5, &block(2)).unwrap();
+            device.flush().unwrap();
+            let end = Instant::now() + Duration::from_secs(60);
+            while !server.done().iter().any(|d| (d.what, d.connection, d.block) == ('w', on, 5)) {
+                assert!(Instant::now() < end, "the slow write has not come");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        assert_eq!(server.get(5), block(2), "grown: {grown}: an old write behind a newer one that was flushed");
+    }
+}
+
 /// A server that has been started again knows its exports a moment later.
 #[test]
 fn an_export_that_is_refused_for_a_moment_is_waited_for() {

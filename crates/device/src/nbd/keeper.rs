@@ -22,6 +22,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How often a request is sent again by new connections before it may be too late for it whatever else is answered: perhaps it
 /// is what makes the server close them.
 const TRIES: u32 = 8;
+/// Where a connection breaks, answers on the others are waited for during this part of the time that a request has.
+const EMPTYING: u32 = 4;
 /// Writes sent again before their answers are read: these must fit into the server's socket.
 const AGAIN: usize = 64;
 
@@ -112,6 +114,18 @@ pub(super) fn run(shared: &Arc<Shared>) {
                     shared.changed.wait_for(&mut state, look);
                 }
             }
+            Phase::Emptying { until } => {
+                drop(state);
+                if shared.is_late() {
+                    shared.die(&shared.no_answer());
+                } else if !shared.has_emptied() {
+                    let mut state = shared.state.lock();
+                    let left = until.map_or(look, |u| u.saturating_duration_since(Instant::now()).min(look));
+                    if state.in_flight() {
+                        shared.changed.wait_for(&mut state, left);
+                    }
+                }
+            }
             Phase::Down => {
                 // Not so a server that takes connections and breaks them before it answers anything.
                 if std::mem::take(&mut state.answered) {
@@ -151,21 +165,58 @@ pub(super) fn run(shared: &Arc<Shared>) {
 }
 
 impl Shared {
-    /// Something is wrong with a connection of this epoch: the keeper makes new ones.
-    pub(super) fn broke(&self, epoch: u64, e: &io::Error) {
+    /// Something is wrong with a connection of this epoch: the keeper makes new ones. What the others were sent is waited for
+    /// before, or the server might carry it out behind what the next ones are sent.
+    pub(super) fn broke(&self, epoch: u64, link: &Link, e: &io::Error) {
+        {
+            let mut state = self.state.lock();
+            let until = match state.phase {
+                Phase::Up => None,
+                Phase::Emptying { until } => until,
+                _ => return,
+            };
+            if state.epoch != epoch {
+                return;
+            }
+            let now = Instant::now();
+            state.trouble.get_or_insert(now);
+            state.requests.values_mut().filter(|w| w.on == Some(link.index)).for_each(|w| w.on = None);
+            state.phase = Phase::Emptying { until: until.or(Some(now + self.uri.timeout / EMPTYING)) };
+        }
+        tracing::warn!(device = %self.uri.text, error = %e, "a connection is lost: connecting anew");
+        link.abort();
+        self.changed.notify_all();
+    }
+
+    /// The server is well, but new connections are wanted: once all is answered that was sent on those that there are.
+    pub(super) fn connect_anew(&self) {
+        {
+            let mut state = self.state.lock();
+            if state.phase != Phase::Up {
+                return;
+            }
+            state.phase = Phase::Emptying { until: None };
+        }
+        self.changed.notify_all();
+    }
+
+    /// Ends the connections where no answer is waited for any more. False: one is.
+    fn has_emptied(&self) -> bool {
         let links = {
             let mut state = self.state.lock();
-            if state.epoch != epoch || state.phase != Phase::Up {
-                return;
+            let Phase::Emptying { until } = state.phase else { return true };
+            let now = Instant::now();
+            if state.in_flight() && until.is_none_or(|u| now < u) {
+                return false;
             }
             state.phase = Phase::Down;
             state.epoch += 1;
-            state.trouble.get_or_insert_with(Instant::now);
+            state.trouble.get_or_insert(now);
+            state.requests.values_mut().for_each(|w| w.on = None);
             std::mem::take(&mut state.links)
         };
-        tracing::warn!(device = %self.uri.text, error = %e, "the connection is lost: connecting anew");
         links.iter().for_each(|l| l.abort());
-        self.changed.notify_all();
+        true
     }
 
     /// Whether a request has waited for too long: for its answer, or for a connection. One that was sent again and again has
@@ -259,7 +310,7 @@ impl Shared {
         }
         let end = self.send_retained(&mut fresh)?;
         links[0].set_patience(None)?;
-        let links: Vec<_> = links.into_iter().map(Link::new).collect();
+        let links: Vec<_> = links.into_iter().enumerate().map(|(i, socket)| Link::new(i, socket)).collect();
         let (epoch, done, again) = {
             let mut state = self.state.lock();
             if state.phase != Phase::Down {
@@ -301,7 +352,7 @@ impl Shared {
         }
         for link in &links {
             if let Err(e) = start_reader(self, Arc::clone(link), epoch) {
-                self.broke(epoch, &e);
+                self.broke(epoch, link, &e);
                 return Ok(());
             }
         }
@@ -309,12 +360,15 @@ impl Shared {
         let by = Reconnecting { shared: self, end: None };
         for (request, link) in again.iter().zip(links.iter().cycle()) {
             // A lease that ended meanwhile is renewed, or lost, by another thread.
-            let sent = match self.fence().filter(|_| request.op.changes()) {
-                Some(fence) => fence.enter(by.left()).and_then(|_pass| link.send_by(request, by.until())),
-                None => link.send_by(request, by.until()),
-            };
+            let fence = self.fence().filter(|_| request.op.changes());
+            let pass = fence.as_ref().map(|f| f.enter(by.left())).transpose();
+            if pass.is_ok() && !self.is_sent_on(epoch, request.cookie, link.index) {
+                // one has broken: all that has no answer is sent again by the next ones
+                return Ok(());
+            }
+            let sent = pass.and_then(|_pass| link.send_by(request, by.until()));
             if let Err(e) = sent {
-                self.broke(epoch, &e);
+                self.broke(epoch, link, &e);
                 return Err(e.into());
             }
             if self.is_late() {
@@ -323,6 +377,16 @@ impl Shared {
             }
         }
         Ok(())
+    }
+
+    /// A request is about to be sent on a connection; false: no more.
+    fn is_sent_on(&self, epoch: u64, cookie: u64, link: usize) -> bool {
+        let mut state = self.state.lock();
+        let up = state.epoch == epoch && state.phase == Phase::Up;
+        if let Some(w) = state.requests.get_mut(&cookie).filter(|_| up) {
+            w.on = Some(link);
+        }
+        up
     }
 
     /// Sends all writes that are not durable again: the newest content of each block. Those below the number that it returns

@@ -13,14 +13,16 @@ use std::time::{Duration, Instant};
 /// A connection on which the export was agreed on.
 #[derive(Debug)]
 pub(super) struct Link {
+    /// Its place among those that were made at once.
+    pub(super) index: usize,
     socket: Arc<Socket>,
     /// Held while a request goes out.
     sending: Mutex<(), rank::NbdSend>,
 }
 
 impl Link {
-    pub(super) fn new(socket: Arc<Socket>) -> Arc<Self> {
-        Arc::new(Self { socket, sending: Mutex::default() })
+    pub(super) fn new(index: usize, socket: Arc<Socket>) -> Arc<Self> {
+        Arc::new(Self { index, socket, sending: Mutex::default() })
     }
 
     /// Hands a request to the kernel.
@@ -64,7 +66,7 @@ pub(super) fn start_reader(shared: &Arc<Shared>, link: Arc<Link>, epoch: u64) ->
     let ours = Arc::clone(shared);
     let reader = std::thread::Builder::new().name("nbd-reader".into()).spawn(move || {
         let e = read_answers(&ours, &link, epoch);
-        ours.broke(epoch, &e);
+        ours.broke(epoch, &link, &e);
     })?;
     let mut state = shared.state.lock();
     // those of connections that are gone have ended
@@ -114,10 +116,16 @@ impl Shared {
         {
             let mut state = self.state.lock();
             // else the keeper has it, and sends it again
-            if state.epoch != epoch || state.phase != Phase::Up || state.requests.remove(&request.cookie).is_none() {
+            let known = state.epoch == epoch && matches!(state.phase, Phase::Up | Phase::Emptying { .. });
+            if !known || state.requests.remove(&request.cookie).is_none() {
                 return;
             }
-            state.trouble = None;
+            if state.phase == Phase::Up {
+                state.trouble = None;
+            } else {
+                // perhaps the last one that was waited for
+                self.changed.notify_all();
+            }
             state.answered = true;
             match (request.kept, &result) {
                 (Some(number), Ok(_)) => state.retained.acknowledge(number),

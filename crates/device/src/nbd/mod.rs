@@ -6,8 +6,8 @@
 //! Requests are objects that live until they are answered, whatever connection they are sent on: [`request`] has them, [`link`] sends them and
 //! reads the answers, [`keeper`] connects anew and sends again what was not answered, [`retained`] has the writes that no
 //! flush has made durable. Invariants: a flush is sent only after the writes that it covers were acknowledged; after a
-//! reconnect every write that was not made durable is sent again, and acknowledged, before anything else is sent; a request is
-//! answered or fails within the time of the URI. A device that failed stays so. Does not promise: that a server does not
+//! reconnect every write that was not made durable is sent again, and acknowledged, before anything else is sent; before that what
+//! sound connections were sent is answered, or a quarter of its time has gone; a request is answered or fails within the time of the URI. A device that failed stays so. Does not promise: that a server does not
 //! carry out requests of a connection that broke, later (docs/remote.md).
 
 mod keeper;
@@ -99,6 +99,13 @@ struct State {
     presence: Presence,
 }
 
+impl State {
+    /// Whether an answer may come.
+    fn in_flight(&self) -> bool {
+        self.requests.values().any(|w| w.on.is_some())
+    }
+}
+
 /// For [`NbdUri::open_here`].
 #[derive(Debug, Default)]
 struct Presence {
@@ -120,6 +127,11 @@ impl Presence {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Phase {
     Up,
+    /// Connections are about to be given up: requests are kept back, and answers to those that were sent are waited for, until
+    /// that moment at most. Else the server might carry them out behind what is sent on the next connections.
+    Emptying {
+        until: Option<Instant>,
+    },
     Down,
     /// For good, with the reason.
     Dead(String),
@@ -133,6 +145,8 @@ struct Waiting {
     asked: Instant,
     /// When it was sent, on the connections that there are now.
     sent: Instant,
+    /// Where an answer may come: the place of a connection. `None`: it is to be sent (again).
+    on: Option<usize>,
     /// How often it was sent again.
     again: u32,
 }
@@ -205,7 +219,7 @@ impl NbdDevice {
             let why = format!("has {} bytes, too few to hold a volume; name the right export", export.bytes);
             return Err(NbdError::Refused { uri: text, why });
         }
-        let links: Vec<_> = links.into_iter().map(Link::new).collect();
+        let links: Vec<_> = links.into_iter().enumerate().map(|(i, socket)| Link::new(i, socket)).collect();
         tracing::info!(
             device = %text, bytes = export.bytes, connections = links.len(), fua = export.can_fua(),
             trim = export.can_trim(), "connected"
@@ -311,7 +325,7 @@ impl Shared {
             match &state.phase {
                 Phase::Dead(why) => return Err(io::Error::other(why.clone())),
                 Phase::Closed => return Err(io::ErrorKind::NotConnected.into()),
-                Phase::Up | Phase::Down => {}
+                Phase::Up | Phase::Emptying { .. } | Phase::Down => {}
             }
             epoch = state.epoch;
             let now = Instant::now();
@@ -323,18 +337,18 @@ impl Shared {
                     _ => None,
                 };
                 let request = Arc::new(Request { cookie, op, kept, batch: Arc::clone(&batch), index });
-                if state.phase == Phase::Up {
-                    state.next_link = (state.next_link + 1) % state.links.len();
-                    sends.push((Arc::clone(&state.links[state.next_link]), Arc::clone(&request)));
+                let on = (state.phase == Phase::Up).then(|| (state.next_link + 1) % state.links.len());
+                if let Some(next) = on {
+                    state.next_link = next;
+                    sends.push((Arc::clone(&state.links[next]), Arc::clone(&request)));
                 }
-                state.requests.insert(cookie, Waiting { request, asked: now, sent: now, again: 0 });
+                state.requests.insert(cookie, Waiting { request, asked: now, sent: now, on, again: 0 });
             }
         }
-        // Where there is no connection, or it breaks, the keeper sends them.
+        // Where there is no connection, or it breaks, the keeper sends them. Those of other connections are waited for.
         for (link, request) in &sends {
             if let Err(e) = link.send(request) {
-                self.broke(epoch, &e);
-                break;
+                self.broke(epoch, link, &e);
             }
         }
         drop(pass);
@@ -515,8 +529,7 @@ impl Device for NbdDevice {
         let blocks = keeper::ask_size(&shared.uri)? / BLOCK_BYTES as u64;
         if blocks > self.blocks() {
             // Many servers fix the size for each connection: those that there are know the old one.
-            let epoch = shared.state.lock().epoch;
-            shared.broke(epoch, &io::Error::other("the export has grown"));
+            shared.connect_anew();
             shared.read_as(blocks - 1, &mut [0; BLOCK_BYTES], true)?;
             shared.blocks.fetch_max(blocks, Ordering::AcqRel);
         }
