@@ -110,12 +110,9 @@ pub fn mount(devices: Vec<Arc<dyn Device>>, paths: &[PathBuf], write: bool) -> R
 }
 
 fn mount_with(devices: Vec<Arc<dyn Device>>, paths: &[PathBuf], options: MountOptions) -> Result<Volume, Failure> {
-    let opened = Volume::mount(devices, options).and_then(|v| {
-        // as the process of a mount: stopped for long, it must not go on writing where another machine has the volume
-        v.kill_when_stopped()?;
-        Ok(v)
-    });
-    opened.map_err(|e| explain("cannot open the volume", paths, &e))
+    // as the process of a mount: stopped for long, it must not go on writing where another machine has the volume
+    let options = MountOptions { kill_when_stopped: true, ..options };
+    Volume::mount(devices, options).map_err(|e| explain("cannot open the volume", paths, &e))
 }
 
 /// As [`explain`], of a check, scrub or dump.

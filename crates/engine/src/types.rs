@@ -407,6 +407,8 @@ pub struct MountOptions {
     /// Who calls has asked before whether a tenant may ([`crate::Volume::come`]), and let its thread do something else
     /// meanwhile: no call waits for that by itself.
     pub paced_above: bool,
+    /// As [`crate::Volume::kill_when_stopped`], and already while the volume is recovered. For programs that own their process.
+    pub kill_when_stopped: bool,
 }
 
 impl Default for MountOptions {
@@ -435,6 +437,7 @@ impl Default for MountOptions {
             rate_clock: None,
             processor_clock: None,
             paced_above: false,
+            kill_when_stopped: false,
         }
     }
 }

@@ -54,11 +54,12 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Takes the lease on all devices that need one; `None` where none does. Waits where the last holder died.
+    /// Takes the lease on all devices that need one; `None` where none does. Waits where the last holder died. `killed`: as by
+    /// [`Self::kill_when_stopped`], from before the first write on.
     ///
     /// # Errors
-    /// [`Error::Held`]: somebody else has it. Of a device.
-    pub fn take(devices: &[Arc<dyn Device>], sb: &SuperBlock) -> Result<Option<Self>> {
+    /// [`Error::Held`]: somebody else has it. Of a device; of the system.
+    pub fn take(devices: &[Arc<dyn Device>], sb: &SuperBlock, killed: bool) -> Result<Option<Self>> {
         let mut holders = Vec::new();
         for (i, device) in devices.iter().enumerate() {
             // who has the lease may open the volume within: fsck, to replay its journals
@@ -70,7 +71,7 @@ impl Lease {
                 );
                 return Err(Error::Io(io::Error::other(why)));
             };
-            holders.push(Holder::take(Arc::clone(device), block, sb.volume_id(), lease)?);
+            holders.push(Holder::take(Arc::clone(device), block, sb.volume_id(), lease, killed)?);
         }
         Ok((!holders.is_empty()).then_some(Self { holders }))
     }
@@ -79,12 +80,12 @@ impl Lease {
     ///
     /// # Errors
     /// As [`Self::take`].
-    pub fn of_devices(devices: &[Arc<dyn Device>]) -> Result<Option<Self>> {
+    pub fn of_devices(devices: &[Arc<dyn Device>], killed: bool) -> Result<Option<Self>> {
         if devices.iter().all(|d| d.remote().is_none()) {
             return Ok(None);
         }
         match read_super(devices) {
-            Ok((sb, devices)) => Self::take(&devices, &sb),
+            Ok((sb, devices)) => Self::take(&devices, &sb, killed),
             Err(Error::Corrupt(_)) => Ok(None),
             Err(e) => Err(e),
         }
@@ -241,22 +242,26 @@ impl Rejoin for Returning {
 }
 
 impl Holder {
-    fn take(device: Arc<dyn Device>, block: u64, volume: u32, lease: Duration) -> Result<Self> {
+    fn take(device: Arc<dyn Device>, block: u64, volume: u32, lease: Duration, killed: bool) -> Result<Self> {
         let owner = Arc::new(Owner::new(device, block, volume, lease)?);
         let fence = Arc::clone(&owner.fence);
         HELD_HERE.lock().push(owner.nonce);
         let mut holder = Self { owner: Arc::clone(&owner), renewing: None, winding: None };
+        let start =
+            |name: &str, work: Box<dyn FnOnce() + Send>| std::thread::Builder::new().name(name.into()).spawn(work);
+        // before the record is written: who is stopped there must not write it when somebody else has the lease
+        let winding = Arc::clone(&owner);
+        holder.winding = Some(start("lease-watch", Box::new(move || winding.wind_again_and_again()))?);
+        if killed {
+            fence.kill_when_stopped()?;
+        }
         owner.acquire()?;
         fence.set_rejoin(Box::new(Returning(Arc::downgrade(&owner))));
         if let Some(remote) = owner.device.remote() {
             remote.set_fence(fence);
         }
         let renewing = Arc::clone(&owner);
-        let winding = Arc::clone(&owner);
-        let start =
-            |name: &str, work: Box<dyn FnOnce() + Send>| std::thread::Builder::new().name(name.into()).spawn(work);
         holder.renewing = Some(start("lease", Box::new(move || renewing.renew_again_and_again()))?);
-        holder.winding = Some(start("lease-watch", Box::new(move || winding.wind_again_and_again()))?);
         Ok(holder)
     }
 
@@ -351,6 +356,7 @@ impl Owner {
     /// Waits until nobody has the device, and takes it.
     fn acquire(&self) -> Result<()> {
         let mut io = self.remote()?.record_io();
+        let mut slow = false;
         for _ in 0..TRIES {
             self.wait_until_free(&mut *io)?;
             let began = boot_time();
@@ -358,17 +364,19 @@ impl Owner {
             if self.read(&mut *io)?.is_some_and(|r| r.state == HELD && !self.outlived(&r)) {
                 continue;
             }
+            let pass = self.fence.beside();
             let submitted = boot_time();
+            slow = submitted.saturating_sub(began) > WINDOW;
+            if slow {
+                // What was read is old: somebody else's record may be there by now, and must not be written over.
+                continue;
+            }
             self.write(&mut *io, HELD)?;
+            drop(pass);
             if boot_time().saturating_sub(began) > WINDOW {
                 // Another one may have found the old record, written his and looked at it before ours came: it must be left
                 // alone until he has seen it.
-                let why = format!(
-                    "{}: the server took longer than {} ms for a small write: no lease can be had so; try again, or do without (lease=off)",
-                    self.device.name(),
-                    WINDOW.as_millis()
-                );
-                return Err(Error::Io(io::Error::new(io::ErrorKind::TimedOut, why)));
+                return Err(self.too_slow("write"));
             }
             std::thread::sleep(SETTLE);
             if self.read(&mut *io)?.is_some_and(|r| r.nonce == self.nonce) {
@@ -377,7 +385,19 @@ impl Owner {
             }
             // somebody else came at the same time
         }
+        if slow {
+            return Err(self.too_slow("read"));
+        }
         Err(Error::Held(format!("{}: others take the lease again and again", self.device.name())))
+    }
+
+    fn too_slow(&self, what: &str) -> Error {
+        let why = format!(
+            "{}: the server took longer than {} ms for a small {what}: no lease can be had so; try again, or do without (lease=off)",
+            self.device.name(),
+            WINDOW.as_millis()
+        );
+        Error::Io(io::Error::new(io::ErrorKind::TimedOut, why))
     }
 
     /// A holder that was found dead, or silent for long enough: its last record.

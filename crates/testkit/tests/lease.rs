@@ -49,7 +49,7 @@ fn mount(server: &NbdServer, how: &str) -> Result<Volume, Error> {
 /// The lease of the volume there, and its devices.
 fn take(uri: &str) -> (Lease, Vec<Arc<dyn Device>>) {
     let (sb, devices) = read_super(&open_uri(uri, true)).unwrap();
-    let lease = patiently(|| Lease::take(&devices, &sb).map_err(Error::from)).unwrap().unwrap();
+    let lease = patiently(|| Lease::take(&devices, &sb, false).map_err(Error::from)).unwrap().unwrap();
     (lease, devices)
 }
 
@@ -142,7 +142,7 @@ fn of_those_that_race_one_wins() {
                     let devices = open(&server, "lease=30");
                     s.spawn(move || {
                         let (sb, devices) = read_super(&devices).unwrap();
-                        (Lease::take(&devices, &sb).map(Option::unwrap).map_err(Error::from), devices)
+                        (Lease::take(&devices, &sb, false).map(Option::unwrap).map_err(Error::from), devices)
                     })
                 })
                 .collect();
@@ -369,6 +369,45 @@ fn stopped_between_check_and_submission() {
         }
         assert_eq!(record(&server).nonce, [7; 16]);
     }
+}
+
+/// For [`stopped_while_it_recovers`]: mounts the volume.
+#[test]
+#[ignore = "a part of stopped_while_it_recovers"]
+fn child_that_recovers() {
+    let Ok(uri) = std::env::var("BRAIDFS_TEST_URI") else { return };
+    let how = || MountOptions { background: false, kill_when_stopped: true, ..MountOptions::default() };
+    drop(patiently(|| Volume::mount(open_uri(&uri, true), how())));
+}
+
+/// A process that is stopped while it recovers a volume ends with its lease, as one that has mounted it.
+#[test]
+fn stopped_while_it_recovers() {
+    use std::os::unix::process::ExitStatusExt;
+    let (_dir, server) = server();
+    let (at, _) = place(&server);
+    let v = mount(&server, "lease=off").unwrap();
+    write_synced(&v, "a", b"1").unwrap();
+    v.crash();
+    // one write after the other, and none too slow for a lease
+    server.delay_writes(150);
+    let recovers = |from: usize| server.done()[from..].iter().any(|d| d.what == 'w' && d.block != at);
+    let before = server.done().len();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "child_that_recovers", "--ignored"]).stdout(std::process::Stdio::null());
+    command.env("BRAIDFS_TEST_URI", server.uri("lease=2&timeout=2"));
+    let mut child = Stopped(command.spawn().unwrap());
+    wait_for("the child recovers", || recovers(before));
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child.0), rustix::process::Signal::STOP).unwrap();
+    let mut status = None;
+    wait_for("the child's end", || {
+        status = child.0.try_wait().unwrap();
+        status.is_some()
+    });
+    assert_eq!(status.unwrap().signal(), Some(9));
+    let before = server.done().len();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!recovers(before), "writes behind the end of the lease");
 }
 
 /// For [`a_server_that_is_away_at_the_end_kills_nobody`]: takes the lease, and ends it when it is told to.

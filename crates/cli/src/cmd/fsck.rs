@@ -62,8 +62,7 @@ pub fn run(args: &Args) -> Outcome {
     let devices = open::devices(&paths, options.repair).map_err(operational)?;
     // A superblock that does not hold does not say where the lease is; then nobody else can have mounted the volume, either.
     let held = |e: braidfs::store::Error| operational(crate::failure::Failure::new(e.to_string()));
-    let lease = if options.repair { Lease::of_devices(&devices).map_err(held)? } else { None };
-    lease.as_ref().map_or(Ok(()), Lease::kill_when_stopped).map_err(|e| held(e.into()))?;
+    let lease = if options.repair { Lease::of_devices(&devices, true).map_err(held)? } else { None };
     if !options.repair
         && let Ok((sb, devices)) = read_super(&devices)
     {

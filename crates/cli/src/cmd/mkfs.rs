@@ -183,7 +183,7 @@ fn format(
     }
     let devices = open::devices(paths, true)?;
     // A volume that somebody writes from elsewhere is left alone, by --force, too.
-    let lease = Lease::of_devices(&devices).map_err(|e| Failure::new(e.to_string()))?;
+    let lease = Lease::of_devices(&devices, false).map_err(|e| Failure::new(e.to_string()))?;
     lease.into_iter().for_each(Lease::into_unfenced);
     for (path, device) in paths.iter().zip(&devices) {
         // Old signatures would make other programs see two file systems, or the old one.

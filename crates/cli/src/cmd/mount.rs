@@ -286,6 +286,7 @@ fn volume_options(spec: &MountSpec, default_commit: Duration) -> MountOptions {
         cache_bytes: spec.cache_bytes,
         cached_above: true,
         paced_above: true,
+        kill_when_stopped: true,
         discard: spec.discard,
         defragment: !spec.nodefrag,
         numa: if spec.numa_off { Numa::Off } else { Numa::Auto },
@@ -619,7 +620,6 @@ impl Job<'_> {
         let devices: Vec<_> = files.iter().map(AnyDevice::device).collect();
         self.check_same(&devices)?;
         let volume = Volume::mount(devices, options).map_err(|e| open::explain("cannot mount", &self.devices, &e))?;
-        volume.kill_when_stopped().map_err(|e| open::explain("cannot mount", &self.devices, &e))?;
         if let Some(dead) = dead
             && !self.detach(dead, restart.is_some(), first, &mut claim, told)?
         {

@@ -83,7 +83,7 @@ impl Volume {
         let mut lease = None;
         if !options.read_only {
             sb.may_change()?;
-            lease = Lease::take(&devices, &sb)?;
+            lease = Lease::take(&devices, &sb, options.kill_when_stopped)?;
             if lease.is_some() {
                 // others may have changed it until then
                 (sb, devices) = read_super(&devices)?;

@@ -160,6 +160,29 @@ fn a_renewal_that_was_under_way_in_time_counts() {
     assert!(owner.fence.deadline() <= boot_time() + LEASE, "counted from behind the write");
 }
 
+/// Who found the volume free looks again where the answer is old: somebody else may have it by now.
+#[test]
+fn an_old_answer_takes_no_lease() {
+    let device = Elsewhere::new(IO_TIMEOUT);
+    let late = Owner::new(Arc::clone(&device) as Arc<dyn Device>, BLOCK, VOLUME, LEASE).unwrap();
+    let other = Owner::new(Arc::clone(&device) as Arc<dyn Device>, BLOCK, VOLUME, LEASE).unwrap();
+    let nonce = other.nonce;
+    HELD_HERE.lock().push(nonce);
+    let back = Arc::downgrade(&device);
+    // the second look, behind which the record is written
+    *device.answered.lock() = Some(Box::new(move |_| {
+        let (device, again) = (back.upgrade().unwrap(), back.clone());
+        *device.answered.lock() = Some(Box::new(move |_| {
+            other.write(&mut Io(&again.upgrade().unwrap()), HELD).unwrap();
+            std::thread::sleep(2 * WINDOW);
+        }));
+    }));
+    assert!(matches!(late.acquire(), Err(Error::Held(_))));
+    let left = read(&mut Io(&device), BLOCK, VOLUME).unwrap().unwrap();
+    assert_eq!(left.nonce, nonce, "the record of who has the lease was written over");
+    HELD_HERE.lock().retain(|n| *n != nonce);
+}
+
 /// Of a lease that has ended a slow look is no reason to give up: it is looked again.
 #[test]
 fn a_slow_look_at_a_lease_that_has_ended_is_repeated() {
