@@ -364,9 +364,12 @@ def nbd_two_mounts_at_once(volume, _top):
             uri = v.uri().replace(str(v.socket), str(alias))
             code, text = run(v.binary, "mount", uri, other, ok=None)
             must(code == 32 and "is in use by process" in text, f"second mount: exit code {code}: {text}")
-            for command in (("mkfs", "--force"), ("fsck", "-f", "-y"), ("fsck", "-n"), ("ls",)):
+            for command in (("mkfs", "--force"), ("fsck", "-f", "-y"), ("fsck", "-n"), ("ls",), ("scrub",)):
                 code, text = run(v.binary, *command, uri, ok=None)
                 must(code and "in use" in text, f"{command}: exit code {code}: {text}")
+            dump = v.socket.with_suffix(".dump")
+            code, text = run(v.binary, "image", "export", uri, dump, ok=None)
+            must(code and "in use" in text and not dump.exists(), f"image export: exit code {code}: {text}")
             run(v.binary, "info", uri)
             write_synced(v.mnt / "f", b"still here")
         finally:

@@ -2,7 +2,8 @@
 
 use crate::failure::{Failure, advice};
 use crate::{mounted, probe};
-use braidfs::store::lease::seems_held;
+use braidfs::store::lease::{Lease, seems_held};
+use braidfs::store::super_io::read_super;
 use braidfs::{Error, MountOptions, Volume};
 use braidfs_device::{Device, OpenError, look_at_devices, open_volume_devices};
 use std::os::unix::fs::MetadataExt;
@@ -50,6 +51,16 @@ pub fn devices(paths: &[PathBuf], write: bool) -> Result<Vec<Arc<dyn Device>>, F
         let busy = paths.iter().find_map(|p| Some(format!(" ({} is {})", p.display(), probe::busy(p)?.what)));
         Failure::new(format!("{e}{}", busy.unwrap_or_default()))
     })
+}
+
+/// Refuses devices of a volume that somebody writes from elsewhere: for who reads them and does not mount the volume.
+///
+/// # Errors
+/// It is in use; of a device.
+pub fn nobody_writes(devices: &[Arc<dyn Device>]) -> Result<(), Failure> {
+    // a superblock that does not hold does not say where the lease is; then nobody else can have mounted the volume, either
+    let Ok((sb, devices)) = read_super(devices) else { return Ok(()) };
+    Lease::look(&devices, &sb).map_err(|e| Failure::new(e.to_string()))
 }
 
 /// Devices that are only looked at.

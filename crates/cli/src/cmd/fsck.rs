@@ -4,7 +4,6 @@ use crate::failure::{Outcome, fsck_code};
 use crate::{open, text};
 use braidfs::JournalReplay;
 use braidfs::store::lease::Lease;
-use braidfs::store::super_io::read_super;
 use braidfs_check::{Finding, FsckOptions, FsckReport, Limits, check_within, preen};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
@@ -60,13 +59,10 @@ pub fn run(args: &Args) -> Outcome {
     let paths = open::expand(&args.devices);
     let options = FsckOptions { repair: args.yes || args.preen, force: args.force };
     let devices = open::devices(&paths, options.repair).map_err(operational)?;
-    // A superblock that does not hold does not say where the lease is; then nobody else can have mounted the volume, either.
     let held = |e: braidfs::store::Error| operational(crate::failure::Failure::new(e.to_string()));
     let lease = if options.repair { Lease::of_devices(&devices, true).map_err(held)? } else { None };
-    if !options.repair
-        && let Ok((sb, devices)) = read_super(&devices)
-    {
-        Lease::look(&devices, &sb).map_err(held)?;
+    if !options.repair {
+        open::nobody_writes(&devices).map_err(operational)?;
     }
     let bar = Bar::new(args.progress || (std::io::stderr().is_terminal() && !args.json && !args.preen));
     let limits = Limits { memory_bytes: args.memory };

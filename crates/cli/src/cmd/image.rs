@@ -77,6 +77,7 @@ fn export(devices: &[PathBuf], file: &Path) -> Outcome {
     let paths = open::expand(devices);
     let explain = |e| open::explain_check("cannot export", &paths, e);
     let opened = open::devices(&paths, false)?;
+    open::nobody_writes(&opened)?;
     let volume = image::open(&opened, &JournalReplay).map_err(explain)?;
     let created = create(file).map_err(|e| Failure::at("cannot make", file.display(), host_error(&e)))?;
     let done = (|| {

@@ -72,6 +72,7 @@ pub fn run(args: &Args) -> Outcome {
         Some(m) => Failure::new(format!("{}, or `braidfs scrub {}`", f.message, m.target.display())),
         None => f,
     })?;
+    open::nobody_writes(&devices)?;
     let bar = bar(args);
     let report = scrub(&devices, &JournalReplay, &|phase, done, total| bar.show(phase, done, total));
     bar.finish();
