@@ -66,6 +66,20 @@ fn lacks_extents(f: &FileBody, mode: FallocMode, (offset, end): (u64, u64)) -> b
     cut + usize::from(split) + filled > 0 && f.lacks_extents(cut, usize::from(split) + filled)
 }
 
+/// Extents that one operation on the range may free, and make, `most` at most: where what is free is in pieces, each of its holes may
+/// come to be as many extents as it has blocks. [`Volume::falloc_all`] leaves the half of `most` for these.
+fn pieces_at_most(st: &State, mode: FallocMode, (offset, end): (u64, u64), most: usize) -> usize {
+    let Body::File(f) = &st.body else { return 0 };
+    let (first, end) = (offset / PAGE, end.div_ceil(PAGE));
+    let freed = f.map.extent_count();
+    let pieces = match mode {
+        FallocMode::Allocate { .. } => holes(f, first, end).iter().map(|(a, b)| (b - a) as usize).sum(),
+        FallocMode::ZeroRange { .. } => freed.min((end - first) as usize) + (end - first) as usize,
+        FallocMode::PunchHole | FallocMode::CollapseRange | FallocMode::InsertRange => freed,
+    };
+    pieces.min(most)
+}
+
 impl MountedVolume {
     /// Promises the blocks that allocating `first .. end` takes, after making room for them: all or nothing, so that no
     /// file is left half grown. How many.
@@ -255,7 +269,8 @@ impl MountedVolume {
                     continue;
                 }
             }
-            if !zeroing || op.expect_frees(c, &st) {
+            let pieces = pieces_at_most(&st, mode, (offset, end), d.pieces_max());
+            if op.enter(c.domain).expect_pieces(pieces) {
                 break (op, st);
             }
             drop((st, op));

@@ -19,8 +19,12 @@ fn volume() -> Volume {
 }
 
 fn file(v: &Volume) -> OpenFile {
+    named(v, b"f")
+}
+
+fn named(v: &Volume, name: &[u8]) -> OpenFile {
     let new = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
-    v.open(v.create(InodeNo::ROOT, b"f", &new, &Cred::root()).unwrap().ino).unwrap()
+    v.open(v.create(InodeNo::ROOT, name, &new, &Cred::root()).unwrap().ino).unwrap()
 }
 
 /// From now on a tree of the file's extents holds a few hundred leaves of a few extents.
@@ -108,4 +112,55 @@ fn pages_that_are_not_written_yet() {
         assert_eq!(page, [2; BLOCK as usize], "{n}");
     }
     ends(v, f);
+}
+
+/// Many that allocate as much as one operation may, each block by itself, at the same time, admitted when the journal was as full as it
+/// may be then.
+#[test]
+fn the_journal_has_room_for_what_is_allocated_in_pieces() {
+    const FILES: usize = 40;
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(32768));
+    let o = MkfsOptions { domains: Some(1), journal_bytes: Some(128 << 10), ..MkfsOptions::default() };
+    mkfs::format(std::slice::from_ref(&device), &o).unwrap();
+    let v =
+        Arc::new(Volume::mount(vec![device], MountOptions { background: false, ..MountOptions::default() }).unwrap());
+    let d = v.mounted().domains[0].clone();
+    let blocks = d.pieces_max() as u64 / 2;
+    let files: Vec<_> = (0..FILES).map(|n| named(&v, format!("f{n}").as_bytes())).collect();
+    for f in &files {
+        (0..blocks / 2).for_each(|n| assert_eq!(v.write(f, 2 * n * BLOCK, &[1; 4096]).unwrap(), 4096));
+        v.mounted().dom(f.cell.domain).flush_cell(&f.cell).unwrap();
+    }
+    v.sync().unwrap();
+    let extents = |f: &OpenFile| match &f.cell.state.read().body {
+        Body::File(b) => b.map.extent_count() as u64,
+        _ => 0,
+    };
+    // as full as it may be for one more to be admitted
+    d.checkpoint().unwrap();
+    for n in 0u64.. {
+        if (d.journal.used() + 10) * 8 > d.journal.blocks() * 5 {
+            break;
+        }
+        v.write(&files[0], 0, &n.to_le_bytes()).unwrap();
+        v.mounted().dom(d.id).flush_cell(&files[0].cell).unwrap();
+        d.commit().unwrap();
+    }
+    // all are inside the gate before the first goes on
+    let locked: Vec<_> = files.iter().map(|f| f.cell.state.read()).collect();
+    let threads: Vec<_> = files
+        .iter()
+        .map(|f| {
+            let (v, ino) = (v.clone(), f.ino());
+            std::thread::spawn(move || v.fallocate(&v.open(ino)?, ALLOCATE, 0, blocks * BLOCK))
+        })
+        .collect();
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    drop(locked);
+    for t in threads {
+        t.join().unwrap().unwrap();
+    }
+    v.sync().unwrap();
+    assert_eq!(d.failed(), None);
+    assert!(files.iter().all(|f| extents(f) >= blocks), "{} of {blocks}", extents(&files[0]));
 }
