@@ -47,7 +47,7 @@ def guards(volume):
 
 
 def make_wait_for_itself(volume, pid):
-    """Leaves the helper thread of the server in the kernel, where it waits for a page that is on its way to the server."""
+    """Leaves a helper thread of the server in the kernel, where it waits for a page that is on its way to the server."""
     path = volume.mnt / "f"
     path.write_bytes(bytes(1 << 20))
     # closed by the end of the mount: a close would wait for the page, too
@@ -55,9 +55,10 @@ def make_wait_for_itself(volume, pid):
     os.fsync(file.fileno())
     mapped = mmap.mmap(file.fileno(), 1 << 20)
     same(mapped[0], 0, "what is mapped")
-    (helper,) = threads_named(pid, "fuse-helper")
-    stop(helper)
-    # The answer waits for the helper, which has to drop the page from the kernel's cache.
+    helpers = threads_named(pid, "fuse-helper")
+    for helper in helpers:
+        stop(helper)
+    # The answer waits for a helper, which has to drop the page from the kernel's cache.
     writer = os.fork()
     if writer == 0:
         with contextlib.suppress(OSError):
@@ -66,13 +67,14 @@ def make_wait_for_itself(volume, pid):
         os._exit(0)
     time.sleep(1)
     mapped[0] = 7
-    stopped = [thread for thread in threads_named(pid, "fuse-") if thread != helper]
+    stopped = [thread for thread in threads_named(pid, "fuse-") if thread not in helpers]
     for thread in stopped:
         stop(thread)
     if LIBC.sync_file_range(file.fileno(), ctypes.c_long(0), ctypes.c_long(4096), SYNC_FILE_RANGE_WRITE):
         raise OSError(ctypes.get_errno(), "sync_file_range")
-    ptrace(PTRACE_DETACH, helper)
-    wait_for("the helper in the kernel", lambda: state(pid, helper) == "D", 10)
+    for helper in helpers:
+        ptrace(PTRACE_DETACH, helper)
+    wait_for("a helper in the kernel", lambda: any(state(pid, helper) == "D" for helper in helpers), 10)
     return writer, stopped, file, mapped
 
 

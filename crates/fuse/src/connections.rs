@@ -23,7 +23,8 @@
 use crate::abi::{self, op};
 use crate::channel::Channel;
 use crate::ending;
-use crate::fs::{BraidFs, Context, Job};
+use crate::fs::{BraidFs, Context};
+use crate::helpers::{Job, Kind, Whose};
 use crate::mount::{Mount, MountConfig};
 use crate::node::WireId;
 use crate::ops::sets_flags;
@@ -554,7 +555,7 @@ impl BraidFs {
         }
     }
 
-    /// What carries out a request that was put aside, after it has waited: for the helper thread. Dropped, it answers EIO.
+    /// What carries out a request that was put aside, after it has waited: for a helper thread. Dropped, it answers EIO.
     fn again(&self, req: &Request<'_>, cx: &Context<'_>, wait: impl FnOnce(&Self, &Channel) + Send + 'static) -> Job {
         let (req, later) = (req.detach(), cx.later());
         Box::new(move |fs: &BraidFs| {
@@ -602,8 +603,8 @@ impl BraidFs {
                         return Err(Errno::BUSY);
                     }
                     // not sent only where the mount is ending
-                    let _ =
-                        self.jobs.send(self.again(req, cx, move |fs, channel| fs.have_dropped(WireId(id), channel)));
+                    let job = self.again(req, cx, move |fs, channel| fs.have_dropped(WireId(id), channel));
+                    self.jobs.send(Kind::Borders, Whose::Mount, job);
                     return Ok(Outcome::Deferred);
                 }
             }
@@ -643,7 +644,7 @@ impl BraidFs {
         }
     }
 
-    /// Has the other connections drop an inode, if nobody uses it there. On the helper thread only.
+    /// Has the other connections drop an inode, if nobody uses it there. On a helper thread only.
     fn have_dropped(&self, id: WireId, channel: &Channel) {
         let own = channel.own();
         if self.negotiated.minor >= abi::MINOR_PRUNE {

@@ -24,15 +24,15 @@
 //! next direct WRITE begins anew.
 //!
 //! **Who waits for whom.** The kernel waits for the lock of each page that it drops: until a READ of it is answered,
-//! or, where it is dirty, until a WRITE of it is. So no serving thread may ask for it: the helper thread does, and
-//! answers the direct WRITE then. The serving threads wait for nobody. What the helper waits for is answered by them;
-//! it is never a direct WRITE that waits for the helper itself: the only WRITE under way with a page locked is that
+//! or, where it is dirty, until a WRITE of it is. So no serving thread may ask for it: a helper thread does, and
+//! answers the direct WRITE then. The serving threads wait for nobody. What a helper waits for is answered by them;
+//! it is never a direct WRITE that waits for a helper itself: the only WRITE under way with a page locked is that
 //! of `fuse_perform_write`, which is no direct one and is answered at once. One bound is the kernel's: it hands out
 //! only [`MAX_BACKGROUND`](crate::fs::MAX_BACKGROUND) requests at a time of those that nobody waits for synchronously, and both direct WRITEs and the
-//! READs (readahead) that the helper may wait for are such; a queue of a ring has places for fewer. If all of these were
-//! direct WRITEs that wait for the helper, nobody would ever go on. So a limited number waits
+//! READs (readahead) that a helper may wait for are such; a queue of a ring has places for fewer. If all of these were
+//! direct WRITEs that wait for a helper, nobody would ever go on. So a limited number waits
 //! ([`BraidFs::let_wait`]); what exceeds that is answered at once, and its
-//! pages are dropped as soon as the helper comes to it. That is the only case in which a reader may see old data, for
+//! pages are dropped as soon as a helper comes to it. That is the only case in which a reader may see old data, for
 //! that moment.
 //!
 //! Where both a direct write and a store to the same page through a map or the cache are under way, the store may write
@@ -40,6 +40,7 @@
 
 use crate::channel::Channel;
 use crate::fs::{BraidFs, Context};
+use crate::helpers::{Kind, Whose};
 use crate::node::WireId;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::shards::Shards;
@@ -117,7 +118,7 @@ struct File {
     last: Instant,
     /// Pages that may be in the cache.
     cached: Pages,
-    /// What the helper has yet to have dropped.
+    /// What the helpers have yet to have dropped.
     dropping: Vec<Dropping>,
 }
 
@@ -229,31 +230,33 @@ impl BraidFs {
     ) -> Handled {
         let id = req.node();
         let Some(stale) = self.direct_writes.must_drop(id.ino(), offset, len) else { return Ok(Outcome::Reply) };
-        let synced = self.sync_changes(req, Ok(Outcome::Reply), cx);
+        let (synced, whose) = (self.sync_changes(req, Ok(Outcome::Reply), cx), Whose::of(req, cx.channel));
         let Some(waiting) = self.let_wait(true).filter(|_| synced.is_ok()) else {
             let channel = cx.channel.clone();
             // Not sent only where the mount is ending.
-            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.drop_stale(id, &stale, &channel)));
+            self.jobs.send(Kind::Pages, whose, move |fs| fs.drop_stale(id, &stale, &channel));
             return synced;
         };
         let (later, body, channel): (_, _, Arc<Channel>) = (cx.later(), out.body().to_vec(), cx.channel.clone());
-        let job = Box::new(move |fs: &BraidFs| {
+        let job = move |fs: &Self| {
             fs.drop_stale(id, &stale, &channel);
             drop(waiting);
             let mut out = Answer::new(body.len());
             out.put_bytes(&body);
             later.answer(&mut out);
-        });
+        };
         // A job that cannot be handed over is dropped, and answers EIO.
-        let _ = self.jobs.send(job);
+        self.jobs.send(Kind::Pages, whose, job);
         Ok(Outcome::Deferred)
     }
 
     /// As [`Self::written_direct`], of a WRITE that is answered with an error: nobody waits until the pages are gone.
-    pub(crate) fn part_written_direct(&self, id: WireId, offset: u64, len: usize, cx: &Context<'_>) {
+    pub(crate) fn part_written_direct(&self, req: &Request<'_>, offset: u64, len: usize, cx: &Context<'_>) {
+        let id = req.node();
         if let Some(stale) = self.direct_writes.must_drop(id.ino(), offset, len) {
             let channel = cx.channel.clone();
-            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.drop_stale(id, &stale, &channel)));
+            let whose = Whose::of(req, &channel);
+            self.jobs.send(Kind::Pages, whose, move |fs| fs.drop_stale(id, &stale, &channel));
         }
     }
 

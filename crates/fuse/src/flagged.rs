@@ -21,6 +21,7 @@
 use crate::abi;
 use crate::channel::Channel;
 use crate::fs::{BraidFs, errno};
+use crate::helpers::{Kind, Whose};
 use crate::node::WireId;
 use crate::opened::Opened;
 use braidfs::format::inode::{APPEND, IMMUTABLE};
@@ -61,7 +62,7 @@ pub(crate) struct Flagged {
     immutable: AtomicUsize,
     /// Whether a mount that cannot guard such a file met one.
     met: AtomicBool,
-    /// To be dropped from the kernel's memory; where there are some, the helper thread has a job for it.
+    /// To be dropped from the kernel's memory; where there are some, a helper thread has a job for it.
     drop: Mutex<Vec<WireId>, rank::FlaggedDrop>,
     /// The same where the kernel does not tell of closes: how often each is still tried.
     tries: Mutex<Vec<(WireId, u32)>, rank::FlaggedTries>,
@@ -177,12 +178,12 @@ impl BraidFs {
             return;
         }
         tracing::warn!("the volume has immutable or append-only files, which this mount cannot guard: mount it again");
-        let keep = |fs: &BraidFs| match fs.vol.note_guarded() {
+        let keep = |fs: &Self| match fs.vol.note_guarded() {
             Ok(()) | Err(braidfs::Error::ReadOnly) => {}
             Err(e) => tracing::warn!(error = %e, "the next mount will not know of immutable files either"),
         };
         // Not sent only where the mount is ending.
-        let _ = self.jobs.send(Box::new(keep));
+        self.jobs.send(Kind::Drops, Whose::Mount, keep);
     }
 
     /// Whether a file takes a write at `offset` that the kernel's cache did not take before. With OPEN only one is looked at
@@ -213,8 +214,8 @@ impl BraidFs {
         }
     }
 
-    /// Has the kernel drop those inodes that nobody uses, and tries again with the others: all together, the helper has
-    /// other work.
+    /// Has the kernel drop those inodes that nobody uses, and tries again with the others: all together, there is other
+    /// work.
     fn try_to_drop(&self, channel: Arc<Channel>) {
         let work = move |fs: &BraidFs| {
             std::thread::sleep(APART);
@@ -231,7 +232,7 @@ impl BraidFs {
             }
         };
         // Not sent only where the mount is ending.
-        let _ = self.jobs.send(Box::new(work));
+        self.jobs.send(Kind::Drops, Whose::Mount, work);
     }
 
     /// A descriptor of a file was closed: where it was the last one since its flags changed, or since it was written
@@ -248,7 +249,7 @@ impl BraidFs {
         if list.len() == 1 {
             let channel = channel.clone();
             // Not sent only where the mount is ending.
-            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| {
+            self.jobs.send(Kind::Drops, Whose::Mount, move |fs| {
                 std::thread::sleep(DROP_AFTER[0]);
                 let ids = std::mem::take(&mut *fs.flagged.drop.lock());
                 channel.prune(&ids);
@@ -256,7 +257,7 @@ impl BraidFs {
                 // somebody has opened it since: the close of that tries again
                 ids.iter().filter(|id| fs.vol.is_held(id.ino())).for_each(|id| fs.set_unseen(id.ino(), true));
                 channel.prune(&ids);
-            }));
+            });
         }
     }
 

@@ -16,6 +16,7 @@ use crate::dirty::DirtyLimit;
 use crate::dirty_grants::DirtyGrants;
 use crate::flagged::Flagged;
 use crate::handles::Handles;
+use crate::helpers::Jobs;
 use crate::listing::Listings;
 use crate::looks::Looks;
 use crate::ops::{self, Durable, Samples, Syncs, TellDevices};
@@ -34,7 +35,6 @@ use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
@@ -147,9 +147,6 @@ pub(crate) fn negotiate(
     Ok(Negotiated { flags, minor: old.minor })
 }
 
-/// Work for the helper thread, which may wait for the serving threads (they must never wait for each other).
-pub(crate) type Job = Box<dyn FnOnce(&BraidFs) + Send>;
-
 /// A volume as FUSE serves it. Shared by all serving threads.
 pub(crate) struct BraidFs {
     pub(crate) vol: Arc<Volume>,
@@ -172,7 +169,7 @@ pub(crate) struct BraidFs {
     pub(crate) quota_grants: QuotaGrants,
     /// What those do.
     pub(crate) looks: Looks,
-    pub(crate) jobs: mpsc::Sender<Job>,
+    pub(crate) jobs: Jobs,
     /// The volume's own mount, and those of tenants.
     pub(crate) connections: Arc<Connections>,
     /// Requests that wait for a tenant's turn.
@@ -200,7 +197,7 @@ pub(crate) struct BraidFs {
     pub(crate) samples: Mutex<Samples, rank::Samples>,
     /// Another program may take over.
     pub(crate) upgrades: Arc<Upgrades>,
-    /// Requests that the helper thread is to answer when the kernel has answered it.
+    /// Requests that a helper thread is to answer when the kernel has answered it.
     waiting: Arc<AtomicUsize>,
     /// Where FORGETs are fetched, where they do not come by themselves.
     pub(crate) forgets: OnceLock<Arc<Forgets<Arc<CachePadded<Line>>>>>,
@@ -288,7 +285,7 @@ impl<'c> Context<'c> {
 }
 
 impl BraidFs {
-    pub(crate) fn new(vol: Arc<Volume>, negotiated: Negotiated, jobs: mpsc::Sender<Job>) -> Self {
+    pub(crate) fn new(vol: Arc<Volume>, negotiated: Negotiated, jobs: Jobs) -> Self {
         let tight = Tight::new(vol.super_block().max_domains.get().into());
         let fs = Self {
             vol,

@@ -4,7 +4,7 @@
 //! → `session` (serving threads)
 //! → `transport`, `channel` and `request` (how it comes; `abi` declares the frames) → `fs` (which handler) → `ops` (the
 //! handlers, over the engine's API) → `node` (which inode is meant), `lookups` (what the kernel was told of) → `opened`
-//! (its file), `handles` (files that the kernel asked to open), `room` and `dirty` (ENOSPC in time), `direct_writes` (no stale pages behind
+//! (its file), `handles` (files that the kernel asked to open), `helpers` (what serving threads must not wait for), `room` and `dirty` (ENOSPC in time), `direct_writes` (no stale pages behind
 //! direct writes). `serve` runs the whole from mount to unmount,
 //! `connections` keeps tenants that are mounted by themselves apart from the rest, `tenant_mount` mounts them,
 //! `latency` looks after the serving threads meanwhile, `counters` counts what they are asked, `watch` tells it, `slow` tells
@@ -32,6 +32,7 @@ mod failed;
 mod flagged;
 mod fs;
 mod handles;
+mod helpers;
 mod latency;
 mod listing;
 mod looks;

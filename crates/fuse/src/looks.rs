@@ -3,7 +3,7 @@
 //! `/proc/T/syscall` waits while the process of T is in the midst of an `execve` (`lock_trace` in fs/proc/base.c takes its
 //! `exec_update_lock`). Just there the kernel closes descriptors (`begin_new_exec` in fs/exec.c), and FUSE writes a file back and
 //! tells its server before that: it may be this process that must answer first, or the server of another file system, which
-//! may never answer. So nobody who is waited for looks himself: neither a serving thread nor the helper. A *looker* does. One that
+//! may never answer. So nobody who is waited for looks himself: neither a serving thread nor a helper. A *looker* does. One that
 //! does not come back is given up, with what it looks at then, and counts as not having seen it.
 //!
 //! A thread that waits for an answer of ours can be looked at by anybody, since an `execve` in its process waits for its end first;

@@ -16,7 +16,7 @@
 //! STATFS, SYNCFS and a look-up by file handle, comes after all FORGETs that were queued before ([`BraidFs::catch_up`]).
 //! With rings FORGETs stay on the device: whoever needs them fetches them there, on the thread that got the request. At
 //! the device FORGETs may be overtaken by a few requests (`fuse_dev_do_read` lets up to 8 pass), and another thread may
-//! serve them: the helper thread waits until the kernel's queue has been seen empty. A removed file that somebody still
+//! serve them: a helper thread waits until the kernel's queue has been seen empty. A removed file that somebody still
 //! has open holds nothing up. A request that would fail for want of space waits longer, for all removals that are about
 //! to be completed.
 //!
@@ -27,6 +27,7 @@ use crate::channel::Channel;
 use crate::connections::Connection;
 use crate::counters::Line;
 use crate::fs::{BraidFs, Context, MAX_IO_BYTES, errno};
+use crate::helpers::{Kind, Whose};
 use crate::node::WireId;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::transport::{Forgets, Later};
@@ -153,7 +154,7 @@ impl BraidFs {
         self.vol.orphans_due(LATELY)
     }
 
-    /// Handles a request, or leaves it to the helper thread where it needs what FORGETs under way will give back.
+    /// Handles a request, or leaves it to a helper thread where it needs what FORGETs under way will give back.
     pub(crate) fn serve_now(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         // a look-up of `.` is that of a file handle: what was just removed must not come back to life by it
         let early = match req.head.opcode {
@@ -176,7 +177,7 @@ impl BraidFs {
             return self.serve_after_forgets(req, out, cx);
         }
         if writes_from_the_cache(req) || sets_a_size(req) {
-            // Its pages are locked or under writeback, or the kernel sends none of them until it is answered: the helper thread may
+            // Its pages are locked or under writeback, or the kernel sends none of them until it is answered: a helper thread may
             // be waiting for just these.
             return self.handle_after_forgets(req, out, cx);
         }
@@ -218,25 +219,25 @@ impl BraidFs {
         self.put_off(req, cx, Self::catch_up).ok_or(Errno::DQUOT)
     }
 
-    /// Has the helper thread answer a request, after it has waited as told. `None`: not this one. Of WRITEs past the cache no more
-    /// wait than leave the kernel places for those of the cache, for which the helper may be waiting.
+    /// Has a helper thread answer a request, after it has waited as told. `None`: not this one. Of WRITEs past the cache no more
+    /// wait than leave the kernel places for those of the cache, for which a helper may be waiting.
     fn put_off(&self, req: &Request<'_>, cx: &Context<'_>, wait: fn(&Self, &Channel)) -> Option<Outcome> {
         let waiting = if req.head.opcode == op::WRITE { Some(self.let_wait(true)?) } else { None };
-        let (req, later) = (req.detach(), cx.later());
-        let job = Box::new(move |fs: &BraidFs| {
+        let (whose, req, later) = (Whose::of(req, cx.channel), req.detach(), cx.later());
+        let job = move |fs: &Self| {
             let (req, _waiting) = (req.get(), waiting);
             wait(fs, later.channel());
             let _spending = fs.spend(req.node());
             let mut out = Answer::new(MAX_IO_BYTES as usize);
             let handled = fs.handle(&req, &mut out, &later.context());
             fs.answer_later(&req, handled, later, &mut out);
-        });
+        };
         // A job that cannot be handed over is dropped, and answers EIO.
-        let _ = self.jobs.send(job);
+        self.jobs.send(Kind::Removals, whose, job);
         Some(Outcome::Deferred)
     }
 
-    /// [`Self::serve_now`] on the helper thread, which may wait for FORGETs by itself.
+    /// [`Self::serve_now`] on a helper thread, which may wait for FORGETs by itself.
     pub(crate) fn serve_on_helper(
         &self,
         req: &Request<'_>,
@@ -312,7 +313,7 @@ impl BraidFs {
         matches!(taken, Some(Ok(_))) && !self.vol.orphans_ending()
     }
 
-    /// On the helper thread: waits for what [`Self::caught_up`] asks.
+    /// On a helper thread: waits for what [`Self::caught_up`] asks.
     fn catch_up(&self, channel: &Channel) {
         let begin = Instant::now();
         match self.forgets.get() {
@@ -332,14 +333,14 @@ impl BraidFs {
         }
     }
 
-    /// On the helper thread: what was removed lately, and forgotten, counts for its owners no more.
+    /// On a helper thread: what was removed lately, and forgotten, counts for its owners no more.
     pub(crate) fn end_removals(&self, channel: &Channel) {
         if self.vol.removed_lately(LATELY) {
             self.catch_up(channel);
         }
     }
 
-    /// On the helper thread: [`braidfs::Volume::find_room`], where need be with what removals give back that are about to be
+    /// On a helper thread: [`braidfs::Volume::find_room`], where need be with what removals give back that are about to be
     /// completed, and with what other domains keep for the kernel.
     ///
     /// # Errors

@@ -32,7 +32,7 @@
 //! ([`Context::is_crowded`]): those who came before wait in them.
 //!
 //! **Who waits for them.** When the kernel is told to drop pages of a file it waits for reads of them, and for writes that go
-//! through its cache. While the helper thread does that, these are not parked where they are of the domain, and those that are
+//! through its cache. While a helper thread does that, these are not parked where they are of the domain, and those that are
 //! go on ([`Pacer::rush`]).
 
 use crate::abi::{self, fattr, op};
@@ -460,7 +460,7 @@ impl BraidFs {
         self.answer_later(&req, handled, later, out);
     }
 
-    /// Has the kernel drop pages of a file, or of a range of it: by the helper thread only. Whether it knows the file.
+    /// Has the kernel drop pages of a file, or of a range of it: in jobs of the helpers only. Whether it knows the file.
     pub(crate) fn drop_pages(&self, id: WireId, range: Option<(u64, u64)>, channel: &Channel) -> bool {
         let domain = self.domain_index(id.ino()).filter(|_| self.vol.any_rates());
         let _rush = domain.map(|d| self.pacer.rush(d));

@@ -20,7 +20,7 @@
 //! `stat` has no such flag (`fuse_update_attributes` in `fs/fuse`). Who is seen to do none of the first is told at once.
 //!
 //! **While it becomes tight.** With 10^5 files known to the kernel it takes a moment until all of them have lost their
-//! attributes; with OPEN it is those that are open for writing, and the helper, which has them written back, may be busy.
+//! attributes; with OPEN it is those that are open for writing, and the helper thread that has them written back may be busy.
 //! Files that have not go on to take writes, but no more than the kernel may hold: where less than that is
 //! left meanwhile, the answers to WRITEs of the cache are held back, and so is the kernel, until all files have
 //! ([`Becoming`]).
@@ -61,6 +61,7 @@ use crate::channel::Channel;
 use crate::dirty::{self, DirtyLimit, LEAST_BYTES, MOST_BESIDE_LIMITED, USUAL_BYTES};
 use crate::dirty_grants::{Asker, LATELY, Left};
 use crate::fs::{BraidFs, Context, TTL_SECONDS, Waiting, errno};
+use crate::helpers::{Kind, Whose};
 use crate::node::WireId;
 use crate::ops::attr_out;
 use crate::profile::Cache;
@@ -122,13 +123,13 @@ pub(crate) struct Tight {
     begin: Instant,
     /// Bytes that the kernel's bound was last set for.
     bound: AtomicU64,
-    /// The helper thread is about to set it anew.
+    /// A helper thread is about to set it anew.
     raising: AtomicBool,
     /// Domains that there were when all were looked at last.
     counted: AtomicUsize,
-    /// Tight domains keep nothing for the kernel: who asks before a `write` waits for the helper thread.
+    /// Tight domains keep nothing for the kernel: who asks before a `write` waits for a helper thread.
     lent: AtomicBool,
-    /// The helper thread is about to have the kernel write back what was granted.
+    /// A helper thread is about to have the kernel write back what was granted.
     clearing: AtomicBool,
 }
 
@@ -351,7 +352,7 @@ impl BraidFs {
     }
 
     /// Sets the kernel's bound by the room that there is; before, it counts as set, and domains with limits that have too
-    /// little room for it become tight. Where requests come already `channel` tells the kernel so: by the helper thread
+    /// little room for it become tight. Where requests come already `channel` tells the kernel so: in jobs about room
     /// only.
     fn allow_by_room(&self, channel: Option<&Channel>) {
         let (Some(limit), Some(least)) = (&self.dirty, self.least_room()) else { return };
@@ -379,7 +380,7 @@ impl BraidFs {
         self.keep_rooms();
     }
 
-    /// The kernel may hold pages of a tenant's mount, too: counted before there are any. Not on the helper thread.
+    /// The kernel may hold pages of a tenant's mount, too: counted before there are any. Not on a helper thread.
     pub(crate) fn add_dirty(&self, tenant: Option<DirtyLimit>) {
         if let (Some(limit), Some(tenant)) = (&self.dirty, tenant) {
             limit.add(&tenant);
@@ -402,7 +403,7 @@ impl BraidFs {
 
     fn set_bound_anew(&self, done: impl FnOnce() + Send + 'static) {
         // Not sent only where the mount is ending.
-        let _ = self.jobs.send(Box::new(move |fs: &BraidFs| {
+        self.jobs.send(Kind::Room, Whose::Mount, move |fs| {
             if fs.is_any_tight() {
                 let held = fs.restrict() / 4096;
                 fs.tight.domains.iter().for_each(|d| d.held.store(held, Ordering::SeqCst));
@@ -411,7 +412,7 @@ impl BraidFs {
                 fs.allow_by_room(Some(&channel));
             }
             done();
-        }));
+        });
     }
 
     /// Has the kernel's bound raised where all domains have much more room than it was set for. `least`: blocks that the
@@ -423,12 +424,12 @@ impl BraidFs {
         }
         // In turn with what restricts it.
         let channel = Arc::clone(channel);
-        let _ = self.jobs.send(Box::new(move |fs: &BraidFs| {
+        self.jobs.send(Kind::Room, Whose::Mount, move |fs| {
             if !fs.is_any_tight() {
                 fs.allow_by_room(Some(&channel));
             }
             fs.tight.raising.store(false, Ordering::SeqCst);
-        }));
+        });
     }
 
     /// Looks how much room each domain has before the first request comes: on a mount without OPEN.
@@ -502,7 +503,7 @@ impl BraidFs {
             // by the volume itself: a tenant is held to its soft limit, or no more
             domain.changes.store(changes, Ordering::Relaxed);
             let (id, channel) = (DomainId(d as u16), channel.clone());
-            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.limit_changed(id, &channel)));
+            self.jobs.send(Kind::Room, Whose::Mount, move |fs| fs.limit_changed(id, &channel));
         }
         if domain.tight.load(Ordering::Relaxed) {
             // while files are told that it is tight they must not learn otherwise: nobody would tell them again in time
@@ -522,7 +523,7 @@ impl BraidFs {
         if self.becomes_tight(d, room, channel) {
             let channel = channel.clone();
             // Not sent only where the mount is ending.
-            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.write_back_first(d, &channel)));
+            self.jobs.send(Kind::Room, Whose::Mount, move |fs| fs.write_back_first(d, &channel));
         }
     }
 
@@ -535,7 +536,7 @@ impl BraidFs {
         becomes
     }
 
-    /// Has all files that may be written to through the cache lose their attributes, on a thread of its own: the helper may be
+    /// Has all files that may be written to through the cache lose their attributes, on a thread of its own: a helper may be
     /// waiting for the kernel, and the kernel for an answer that is held back.
     fn begin_tight(&self, d: usize, channel: &Arc<Channel>) {
         let becoming = self.tight.domains[d].becoming.clone();
@@ -566,7 +567,7 @@ impl BraidFs {
             ends.end();
         };
         if let Err(e) = run_aside("fuse-room", tell) {
-            // the helper does it, later
+            // a helper does it, later
             tracing::warn!(error = %e, "no thread to tell the kernel that there is little room");
             becoming.end();
         }
@@ -640,7 +641,7 @@ impl BraidFs {
         !self.negotiated.opens() || self.handles.get(fh).is_ok_and(|h| h.id() == id && h.cached_writer)
     }
 
-    /// GETATTR before a `write` through the cache of a tight domain: may it go on? Answered by the helper thread where the
+    /// GETATTR before a `write` through the cache of a tight domain: may it go on? Answered by a helper thread where the
     /// kernel has to write back, since what it writes back comes to the serving threads. `granted`: it was, within its owners'
     /// limits, which a `write` that is refused here has back.
     pub(crate) fn getattr_of_writer(
@@ -672,11 +673,11 @@ impl BraidFs {
         };
         let asks = Asks { ino, range, asker: granted, later: cx.later(), since: Instant::now(), _waiting: waiting };
         // A job that cannot be handed over is dropped, and answers EIO.
-        let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.make_promise(asks)));
+        self.jobs.send(Kind::Room, Whose::Mount, move |fs| fs.make_promise(asks));
         Ok(Outcome::Deferred)
     }
 
-    /// [`Self::fit_room`] on a mount with OPEN. By the helper thread only.
+    /// [`Self::fit_room`] on a mount with OPEN. In jobs of the helpers only.
     pub(crate) fn fit_promise(&self, asker: Asker, range: Option<WriteRange>, later: Later, waiting: Waiting) {
         let ino = asker.id.ino();
         if !self.is_tight(ino) || self.promise(ino) {
@@ -686,11 +687,12 @@ impl BraidFs {
             self.promise_all(ino);
             return self.let_write(asker, later);
         }
-        self.make_promise(Asks { ino, range, asker: Some(asker), later, since: Instant::now(), _waiting: waiting });
+        let asks = Asks { ino, range, asker: Some(asker), later, since: Instant::now(), _waiting: waiting };
+        self.jobs.send(Kind::Room, Whose::Mount, move |fs| fs.make_promise(asks));
     }
 
-    /// Promises a file room when the kernel has written back what was promised before, on a mount with OPEN. By the helper thread
-    /// only, which goes on with other work while somebody takes room that this may need.
+    /// Promises a file room when the kernel has written back what was promised before, on a mount with OPEN. In jobs about room
+    /// only, which go on with others while somebody takes room that this may need.
     fn make_promise(&self, asks: Asks) {
         let (ino, domain) = (asks.ino, self.domain_index(asks.ino));
         // as in `make_fit`
@@ -716,7 +718,7 @@ impl BraidFs {
         let waits = |asks: Asks| {
             std::thread::sleep(Duration::from_micros(500));
             // as above
-            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.make_promise(asks)));
+            self.jobs.send(Kind::Room, Whose::Mount, move |fs| fs.make_promise(asks));
         };
         if self.is_taking(domain, asks.since) {
             return waits(asks);
@@ -770,12 +772,12 @@ impl BraidFs {
         };
         let fit = Fit { asker, range, need, later: cx.later(), since: Instant::now(), _waiting: waiting };
         // A job that cannot be handed over is dropped, and answers EIO.
-        let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.make_fit(fit)));
+        self.jobs.send(Kind::Room, Whose::Mount, move |fs| fs.make_fit(fit));
         Ok(Outcome::Deferred)
     }
 
     /// Answers a `write` that has waited for something else, on a mount without OPEN: where its domain has little room,
-    /// when it fits there, too. By the helper thread only.
+    /// when it fits there, too. In jobs of the helpers only.
     pub(crate) fn fit_room(
         &self,
         asker: Asker,
@@ -792,7 +794,8 @@ impl BraidFs {
             return self.let_write(asker, later);
         }
         let need = need.unwrap_or(0);
-        self.make_fit(Fit { asker, range, need, later, since: Instant::now(), _waiting: waiting });
+        let fit = Fit { asker, range, need, later, since: Instant::now(), _waiting: waiting };
+        self.jobs.send(Kind::Room, Whose::Mount, move |fs| fs.make_fit(fit));
     }
 
     /// Whether the file has all blocks that a thread is about to write, as `fallocate` gave them: that takes no room, and
@@ -802,8 +805,8 @@ impl BraidFs {
         self.vol.blocks_to_write(ino, offset, len).is_ok_and(|blocks| blocks == 0)
     }
 
-    /// Grants a `write` when the kernel has written back what was granted before. By the helper thread only, which goes on
-    /// with other work while somebody is in the midst of a `write`.
+    /// Grants a `write` when the kernel has written back what was granted before. In jobs about room only, which go on
+    /// with others while somebody is in the midst of a `write`.
     fn make_fit(&self, fit: Fit) {
         let ino = fit.asker.id.ino();
         let fits = || self.grant(fit.asker, fit.need, false);
@@ -827,7 +830,7 @@ impl BraidFs {
         if in_flight || self.is_taking(self.domain_index(ino), fit.since) {
             std::thread::sleep(Duration::from_micros(500));
             // as above
-            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.make_fit(fit)));
+            self.jobs.send(Kind::Room, Whose::Mount, move |fs| fs.make_fit(fit));
             return;
         }
         match self.find_room(ino, fit.need.saturating_add(left.blocks), fit.later.channel()) {
@@ -900,7 +903,7 @@ impl BraidFs {
         LAST_BLOCKS.max(writers * WRITE_BLOCKS + WRITE_BLOCKS / 2)
     }
 
-    /// Has the kernel write back what it may hold of a domain that has just become tight. By the helper thread only.
+    /// Has the kernel write back what it may hold of a domain that has just become tight. In jobs about room only.
     fn write_back_first(&self, domain: usize, channel: &Channel) {
         let bound = self.bound_for_tight(domain);
         if self.negotiated.opens() {
@@ -928,7 +931,7 @@ impl BraidFs {
     }
 
     /// The limit of a domain has changed. Where that leaves it little room the kernel writes back what it took while there was
-    /// more; then nothing that was accepted before is under way. By the helper thread only.
+    /// more; then nothing that was accepted before is under way. In jobs about room only.
     pub(crate) fn limit_changed(&self, domain: DomainId, channel: &Arc<Channel>) {
         let changes = self.vol.limit_changes(domain);
         let d = usize::from(domain.0);
@@ -956,7 +959,7 @@ impl BraidFs {
         self.vol.promises_are_kept(domain, changes);
     }
 
-    /// The kernel's bound has grown where memory has become free. By the helper thread only.
+    /// The kernel's bound has grown where memory has become free. In jobs about room only.
     fn restrict_again(&self, domain: usize) {
         let place = &self.tight.domains[domain];
         let limit = self.dirty.as_ref().filter(|_| place.tight.load(Ordering::SeqCst));
@@ -975,7 +978,7 @@ impl BraidFs {
         }
     }
 
-    /// Has the kernel write back what was granted, on a mount without OPEN; what is left. By the helper thread
+    /// Has the kernel write back what was granted, on a mount without OPEN; what is left. In jobs about room
     /// only.
     fn write_back_granted(&self, channel: &Channel) -> Left {
         let writing = self.dirty_grants.write_back(&self.looks);

@@ -19,7 +19,8 @@ use crate::abi::{self, op};
 use crate::channel::Channel;
 use crate::counters::Counters;
 use crate::dirty::DirtyLimit;
-use crate::fs::{BraidFs, Job, MAX_IO_BYTES, Negotiated, negotiate};
+use crate::fs::{BraidFs, MAX_IO_BYTES, Negotiated, negotiate};
+use crate::helpers::{self, Kind, Whose, Work};
 use crate::latency::Served;
 use crate::mount::MountConfig;
 use crate::pace::Pacer;
@@ -32,16 +33,16 @@ use crate::upgrade::stop::Stop;
 use crate::upgrade::{Upgrades, old};
 use crate::watch::listen::Listener;
 use braidfs::Volume;
-use braidfs_sync::{Mutex, phases, rank};
-use crew::{Closing, Crew, Places, spawn_thread};
+use braidfs_sync::{Mutex, rank};
+pub(crate) use crew::spawn_thread;
+use crew::{Closing, Crew, Places};
 use crossbeam::utils::CachePadded;
 use rustix::io::Errno;
 use rustix::thread::{sched_getaffinity, sched_setaffinity};
 use server::{RECEIVE_BYTES, Server};
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -89,12 +90,12 @@ pub(crate) fn handshake(channel: &Channel, rings: bool, opens: bool, profile: Pr
 /// A file system that is about to be served.
 pub(crate) struct Fresh {
     fs: BraidFs,
-    work: mpsc::Receiver<Job>,
+    work: Work,
 }
 
 impl Fresh {
     fn of(vol: Arc<Volume>, negotiated: Negotiated, cfg: &MountConfig) -> Self {
-        let (jobs, work) = mpsc::channel();
+        let (jobs, work) = helpers::queue();
         let mut fs = BraidFs::new(vol, negotiated, jobs);
         fs.profile = cfg.profile;
         // as that says
@@ -145,8 +146,7 @@ impl Fresh {
     pub fn write_back_limited(&self, channel: &Arc<Channel>) {
         if self.fs.vol.any_quotas() {
             let channel = Arc::clone(channel);
-            // `self` has the other end
-            let _ = self.fs.jobs.send(Box::new(move |fs: &BraidFs| fs.quotas_changed(&channel)));
+            self.fs.jobs.send(Kind::Quota, Whose::Mount, move |fs| fs.quotas_changed(&channel));
         }
     }
 }
@@ -207,8 +207,9 @@ pub(crate) fn run(fresh: Fresh, service: Service<'_>, ready: impl FnOnce()) -> R
         pacer,
         close: &close,
         gone: AtomicBool::new(false),
+        work,
     };
-    match thread::scope(|scope| crew.serve(scope, rings, work, ready))? {
+    match thread::scope(|scope| crew.serve(scope, rings, ready))? {
         Some((fs, prepared)) => Ok(SessionEnd::Stopped(fs, prepared)),
         None => closing.result().map(|()| SessionEnd::Unmounted).map_err(RunError::Close),
     }
@@ -300,20 +301,6 @@ pub(crate) fn serve_also(
     })
 }
 
-/// The helper thread: work during which serving threads must go on serving. `slow`: the log is told where its time goes.
-fn help(slot: &Slot, work: mpsc::Receiver<Job>, slow: bool) {
-    // Ends when the file system, which holds the sender, is gone.
-    for job in work {
-        if slow {
-            phases::watch();
-        }
-        if let Some(fs) = &*slot.lock() {
-            // A job that panics drops its duty to reply, which answers EIO.
-            let _ = catch_unwind(AssertUnwindSafe(|| job(fs)));
-        }
-    }
-}
-
 /// Whether nothing is under way any more.
 enum Quiesced {
     Yes,
@@ -322,7 +309,7 @@ enum Quiesced {
     No(String),
 }
 
-/// Waits for the end of all that is under way, while no thread serves: what the helper has to do, what is answered from
+/// Waits for the end of all that is under way, while no thread serves: what the helpers have to do, what is answered from
 /// elsewhere. Each of them has the descriptor that its request came by: `let_go` says whether nobody else has one any more. They
 /// may wait for the kernel, which waits for answers: so in turn with waiting `last` serves what comes.
 fn quiesce(last: &Server<'_>, let_go: impl Fn() -> bool) -> Quiesced {
@@ -353,13 +340,11 @@ fn quiesce(last: &Server<'_>, let_go: impl Fn() -> bool) -> Quiesced {
             thread::sleep(Duration::from_micros(200));
         }
         if quiet() {
-            // What was handed to the helper before is done when this is; it hands itself only what has a descriptor.
-            let (done, told) = mpsc::channel();
-            let barrier = Box::new(move |_: &BraidFs| {
-                let _ = done.send(());
-            });
-            let sent = jobs.send(barrier).is_ok();
-            if sent && told.recv_timeout(PAUSE).is_ok() && quiet() {
+            // nobody is left who hands the helpers anything but they themselves
+            while !jobs.is_quiet() && Instant::now() < pause + PAUSE {
+                thread::sleep(Duration::from_micros(200));
+            }
+            if jobs.is_quiet() && quiet() {
                 return Quiesced::Yes;
             }
         }

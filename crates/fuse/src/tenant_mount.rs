@@ -25,6 +25,7 @@ use crate::abi::{MINOR_PRUNE, init};
 use crate::channel::Channel;
 use crate::connections::{Connection, Connections, TELL};
 use crate::fs::BraidFs;
+use crate::helpers::{Kind, Whose};
 use crate::mount::{Mount, MountConfig};
 use crate::mount_table::{dead_at, mounts_inside};
 use crate::node::WireId;
@@ -109,7 +110,7 @@ pub(crate) fn mount(all: &Arc<Connections>, name: &str, point: &Path, how: Tenan
     });
     if mounted.is_err() {
         let waited = all.open(&own);
-        waited.into_iter().for_each(|job| drop(fs.jobs.send(job)));
+        waited.into_iter().for_each(|job| fs.jobs.send(Kind::Borders, Whose::Mount, job));
         drop(fs);
         all.remove(&own);
     }
@@ -370,7 +371,7 @@ fn over(all: &Connections, fs: Arc<BraidFs>, own: &Arc<Connection>, channel: Arc
     drop(hurry);
     drop(channel);
     fs.give_all_back(own);
-    all.open(own).into_iter().for_each(|job| drop(fs.jobs.send(job)));
+    all.open(own).into_iter().for_each(|job| fs.jobs.send(Kind::Borders, Whose::Mount, job));
     fs.remove_dirty(mount.dirty_limit());
     if let Err(e) = fs.vol.sync() {
         tracing::error!(error = %e, tenant = own.tenant, "not all of it could be made durable");

@@ -22,6 +22,7 @@ pub(crate) mod taking;
 use crate::channel::Channel;
 use crate::dirty_grants::{Asker, DirtyGrants, HandedGrants, LATELY, Left};
 use crate::fs::{BraidFs, Context, Waiting};
+use crate::helpers::{Kind, Whose};
 use crate::node::WireId;
 use crate::profile::Cache;
 use crate::request::{Outcome, Request};
@@ -113,13 +114,14 @@ impl QuotaGrants {
 pub(crate) enum Within {
     /// To others that may refuse it; what the thread was granted here.
     Goes(Option<Asker>),
-    /// The helper thread answers it.
+    /// A helper thread answers it.
     Waits(Outcome),
 }
 
 /// A `write` that does not fit beside what was granted.
 struct Fit {
     asker: Asker,
+    whose: Whose,
     /// Where it writes, as far as that is seen.
     range: Option<WriteRange>,
     owners: Vec<QuotaOwner>,
@@ -175,9 +177,10 @@ impl BraidFs {
         let Some(waiting) = self.let_wait(false) else { return Err(refusal(refused)) };
         let later = cx.later();
         let range = requester::write_range(thread);
-        let fit = Fit { asker, range, owners, need, doing: seen.doing, later, since: Instant::now(), waiting };
+        let whose = Whose::of(req, cx.channel);
+        let fit = Fit { asker, whose, range, owners, need, doing: seen.doing, later, since: Instant::now(), waiting };
         // A job that cannot be handed over is dropped, and answers EIO.
-        let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.fit_quota(fit)));
+        self.jobs.send_for(&fit.owners.clone(), whose, move |fs| fs.fit_quota(fit));
         Ok(Within::Waits(Outcome::Deferred))
     }
 
@@ -214,7 +217,7 @@ impl BraidFs {
         most
     }
 
-    /// Has the kernel write back what was granted to the owners, and looks again. By the helper thread only.
+    /// Has the kernel write back what was granted to the owners, and looks again. In jobs of these owners only.
     fn fit_quota(&self, fit: Fit) {
         let Left { blocks, unseen } = self.write_back_for(&fit.owners, fit.later.channel());
         self.end_removals(fit.later.channel());
@@ -244,7 +247,7 @@ impl BraidFs {
         if (blocks > 0 || taking) && fit.since.elapsed() < patience {
             std::thread::sleep(Duration::from_micros(500));
             // as above
-            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.fit_quota(fit)));
+            self.jobs.send_for(&fit.owners.clone(), fit.whose, move |fs| fs.fit_quota(fit));
             return;
         }
         fit.later.done(Err(refusal(refused)));
@@ -270,7 +273,7 @@ impl BraidFs {
         if before != changes && known.compare_exchange(before, changes, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             let channel = channel.clone();
             // Not sent only where the mount is ending, which has the kernel write back all.
-            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.quotas_changed(&channel)));
+            self.jobs.send(Kind::Quota, Whose::Mount, move |fs| fs.quotas_changed(&channel));
         }
     }
 

@@ -326,6 +326,8 @@ ranks! {
     Samples = 11, "samples" 0, One, (): "kept samples";
     /// What a tenant has asked of the device, and who waits for it.
     Budget = 11, "budget" 0, One, (): "meter of a tenant";
+    /// What the helper threads of a mount have to do.
+    Helpers = 11, "helpers" 0, One, (): "work for helpers";
     /// Answers for a ring: any thread may give one.
     Mailbox = 11, "mailbox" 0, One, (): "mailbox of a ring";
 }

@@ -6,6 +6,7 @@
 use crate::abi::{self, fopen, op};
 use crate::fs::{BraidFs, Context, MAX_IO_BYTES, errno};
 use crate::handles::Handle;
+use crate::helpers::{Kind, Whose};
 use crate::node::WireId;
 use crate::opened::Opened;
 use crate::profile::Cache;
@@ -210,7 +211,7 @@ impl BraidFs {
         };
         if done > 0 {
             self.watch_room(opened.ino(), done as u64, cx.channel);
-            self.part_written_direct(req.node(), offset, done, cx);
+            self.part_written_direct(req, offset, done, cx);
         }
         Err(why)
     }
@@ -278,7 +279,7 @@ impl BraidFs {
         if let Err(e) = done {
             let e = errno(e);
             let allocates = matches!(mode, FallocMode::Allocate { .. });
-            return if allocates { Err(e) } else { self.zeroed_in_part(opened.id(), &arg, e, cx) };
+            return if allocates { Err(e) } else { self.zeroed_in_part(req, &arg, e, cx) };
         }
         self.watch_room(opened.ino(), arg.length, cx.channel);
         Ok(Outcome::Reply)
@@ -287,23 +288,24 @@ impl BraidFs {
     /// Answers a FALLOCATE that failed, of which a part may be zeros by now: when the kernel has dropped its pages,
     /// which it does by itself only where all went well (`fuse_file_fallocate` in fs/fuse/file.c). At once, where too
     /// many wait for theirs.
-    fn zeroed_in_part(&self, id: WireId, arg: &abi::FallocateIn, why: Errno, cx: &Context<'_>) -> Handled {
+    fn zeroed_in_part(&self, req: &Request<'_>, arg: &abi::FallocateIn, why: Errno, cx: &Context<'_>) -> Handled {
+        let (id, whose) = (req.node(), Whose::of(req, cx.channel));
         let from = arg.offset - arg.offset % PAGE_BYTES;
         let to = arg.offset.saturating_add(arg.length).div_ceil(PAGE_BYTES).saturating_mul(PAGE_BYTES);
         let range = Some((from, to - from));
         let Some(waiting) = self.let_wait(false) else {
             let channel = cx.channel.clone();
             // Not sent only where the mount is ending.
-            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| _ = fs.drop_pages(id, range, &channel)));
+            self.jobs.send(Kind::Pages, whose, move |fs| _ = fs.drop_pages(id, range, &channel));
             return Err(why);
         };
         let later = cx.later();
         // A job that cannot be handed over is dropped, and answers EIO.
-        let _ = self.jobs.send(Box::new(move |fs: &BraidFs| {
+        self.jobs.send(Kind::Pages, whose, move |fs| {
             let _waiting = waiting;
             fs.drop_pages(id, range, later.channel());
             later.done(Err(why));
-        }));
+        });
         Ok(Outcome::Deferred)
     }
 
@@ -327,7 +329,7 @@ impl BraidFs {
             return Err(Errno::INVAL);
         };
         let later = cx.later();
-        let job = Box::new(move |fs: &BraidFs| {
+        let job = move |fs: &Self| {
             let _waiting = waiting;
             fs.drop_pages(id, Some((arg.offset - arg.offset % PAGE_BYTES, u64::MAX)), later.channel());
             let mut out = Answer::new(size_of::<abi::LseekOut>());
@@ -335,9 +337,9 @@ impl BraidFs {
                 Ok(()) => later.answer(&mut out),
                 Err(e) => later.done(Err(e)),
             }
-        });
+        };
         // A job that cannot be handed over is dropped, and answers EIO.
-        let _ = self.jobs.send(job);
+        self.jobs.send(Kind::Pages, Whose::of(req, cx.channel), job);
         Ok(Outcome::Deferred)
     }
 

@@ -5,6 +5,7 @@
 use crate::abi;
 use crate::control::{QUOTA_DIRECTORY, QUOTA_GROUP, QUOTA_TEXT, QUOTA_USER, QuotaArg, QuotaCall};
 use crate::fs::{BraidFs, Context};
+use crate::helpers::{Kind, Whose};
 use crate::ops::aside::short;
 use crate::ops::flags::ioctl_out;
 use crate::request::{Answer, Handled, Outcome, Request};
@@ -40,10 +41,10 @@ impl BraidFs {
             drop(vol);
             if changes && said.errno == 0 {
                 // Not sent only where the mount is ending, which has the kernel write back all.
-                let _ = jobs.send(Box::new(move |fs: &BraidFs| {
+                jobs.send(Kind::Quota, Whose::Mount, move |fs| {
                     fs.quotas_changed(&channel);
                     reply.send(Ok(said));
-                }));
+                });
             } else {
                 reply.send(Ok(said));
             }

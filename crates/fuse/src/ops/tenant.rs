@@ -8,6 +8,7 @@ use crate::control::{
     TenantArg, TenantCall,
 };
 use crate::fs::{BraidFs, Context};
+use crate::helpers::{Kind, Whose};
 use crate::node::WireId;
 use crate::ops::aside::short;
 use crate::request::{Handled, Request};
@@ -52,10 +53,10 @@ impl BraidFs {
             if limits && said.errno == 0 {
                 let (domain, channel) = (DomainId(said.domain as u16), channel.clone());
                 // Not sent only where the mount is ending, which has the kernel write back all.
-                let _ = jobs.send(Box::new(move |fs: &BraidFs| {
+                jobs.send(Kind::Room, Whose::Mount, move |fs| {
                     fs.rates_changed(domain, &channel);
                     fs.limit_changed(domain, &channel);
-                }));
+                });
             }
             // the kernel has not made the entry itself
             if said.call == TenantCall::Create as u32 && said.errno == 0 {

@@ -8,7 +8,7 @@ use crate::request::{Answer, Outcome, Request};
 use braidfs::device::{Device, MemDevice};
 use braidfs::{MkfsOptions, MountOptions, Volume};
 use rustix::io::Errno;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 pub(crate) const ROOT: WireId = WireId::ROOT;
@@ -18,8 +18,8 @@ pub(crate) const WITHOUT_OPEN: u64 =
 pub(crate) struct Served {
     pub fs: BraidFs,
     pub channel: Arc<Channel>,
-    /// Of the helper thread, which there is none.
-    pub jobs: mpsc::Receiver<crate::fs::Job>,
+    /// Of the helper threads, of which there are none.
+    pub jobs: crate::helpers::Work,
 }
 
 impl Served {
@@ -40,7 +40,7 @@ impl Served {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(blocks));
         braidfs::mkfs::format(std::slice::from_ref(&device), options).unwrap();
         let vol = Arc::new(Volume::mount(vec![device], MountOptions::default()).unwrap());
-        let (jobs, work) = mpsc::channel();
+        let (jobs, work) = crate::helpers::queue();
         let negotiated = Negotiated { flags, minor: abi::MINOR };
         let null = std::fs::File::options().write(true).open("/dev/null").unwrap();
         Self { fs: BraidFs::new(vol, negotiated, jobs), channel: Arc::new(Channel::new(null.into())), jobs: work }
@@ -524,7 +524,7 @@ fn an_append_only_file_is_only_appended_to() {
 }
 
 /// Also with OPEN: what the kernel holds of files that are open for writing stays within its bound until it knows that it must
-/// ask, though the helper does nothing.
+/// ask, though no helper does anything.
 #[test]
 fn writes_are_held_back_until_the_kernel_knows_of_little_room() {
     let mut s = Served::with(abi::init::SETXATTR_EXT, 1 << 17);
@@ -659,7 +659,7 @@ fn a_sample_is_fetched_in_parts_and_nothing_else_by_its_token() {
     assert_eq!(at(first.token, 0).unwrap_err(), Errno::STALE);
 }
 
-/// The first direct WRITE of a file is answered by the helper thread.
+/// The first direct WRITE of a file is answered by a helper thread.
 #[test]
 fn bytes_of_a_write_that_another_thread_answers_are_counted() {
     let s = Served::new();

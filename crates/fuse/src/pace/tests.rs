@@ -9,7 +9,6 @@ use rustix::io::Errno;
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU64;
-use std::sync::mpsc;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 const MIB: u64 = 1 << 20;
@@ -22,7 +21,7 @@ struct Served {
     now: &'static AtomicU64,
     /// How long each thread has run.
     ran: &'static AtomicU64,
-    jobs: mpsc::Receiver<crate::fs::Job>,
+    jobs: crate::helpers::Work,
     /// A directory and a file of tenant `t`, and of nobody.
     dir: WireId,
     file: WireId,
@@ -58,7 +57,7 @@ impl Served {
             ..MountOptions::default()
         };
         let vol = Arc::new(Volume::mount(vec![device], how).unwrap());
-        let (jobs, work) = mpsc::channel();
+        let (jobs, work) = crate::helpers::queue();
         let (answers, to) = std::io::pipe().unwrap();
         let fs = BraidFs::new(vol, Negotiated { flags: WITHOUT_OPEN, minor: abi::MINOR }, jobs);
         let channel = Arc::new(Channel::new(OwnedFd::from(to)));

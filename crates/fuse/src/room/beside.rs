@@ -4,7 +4,7 @@
 //! In a domain that is not tight they go on at once where it has so much beside them that it stays so. Else it becomes tight
 //! first, and the kernel writes back what it took of it without asking, twice: the second time what was under way the first
 //! time. In a tight one they go on where the domain has as much beside what was granted (with OPEN: beside all that the kernel
-//! may hold, where a file was promised room). Else the helper thread has that written back, as before a `write` that does not
+//! may hold, where a file was promised room). Else a helper thread has that written back, as before a `write` that does not
 //! fit; then the volume itself tells whether there is room, but for threads that are in the midst of a `write` still, and for who
 //! was told to go on meanwhile. Where too many wait already, what fits beside all that the kernel may hold is had at once.
 //!
@@ -82,7 +82,7 @@ struct Beside {
 
 impl BraidFs {
     /// Lets a request take so many blocks of the file's domain at most, beside what the kernel may hold of it. Else how it goes on:
-    /// the helper thread makes room first, and has it handled again.
+    /// a helper thread makes room first, and has it handled again.
     pub(crate) fn take_room(
         &self,
         req: &Request<'_>,
@@ -120,7 +120,7 @@ impl BraidFs {
             _waiting: waiting,
         };
         // A job that cannot be handed over is dropped, and answers EIO.
-        let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.make_room_beside(beside)));
+        self.jobs.send(Kind::Room, Whose::Mount, move |fs| fs.make_room_beside(beside));
         Err(Ok(Outcome::Deferred))
     }
 
@@ -184,7 +184,7 @@ impl BraidFs {
         self.tight.domains.iter().map(|d| d.taking.load(Ordering::SeqCst)).sum()
     }
 
-    /// Makes room for a request, and has it handled; or goes on with that when other work of the helper thread is done, which calls
+    /// Makes room for a request, and has it handled; or goes on with that when other jobs about room are done, which call
     /// this only.
     fn make_room_beside(&self, mut b: Beside) {
         let (d, ino, need) = (b.domain, b.ino, b.need);
@@ -192,7 +192,7 @@ impl BraidFs {
         match b.became {
             None => {
                 if let Some(taking) = self.take_beside(d, need, None) {
-                    return self.handle_beside(b, &taking);
+                    return self.handle_beside(b, taking);
                 }
                 let tight = domain.tight.load(Ordering::SeqCst);
                 if !tight || domain.unknown.load(Ordering::SeqCst) {
@@ -215,7 +215,7 @@ impl BraidFs {
         if self.claim_beside_granted(ino, need)
             && let Some(taking) = self.take_beside(d, need, None)
         {
-            return self.handle_beside(b, &taking);
+            return self.handle_beside(b, taking);
         }
         let (written, unseen) = if self.negotiated.opens() {
             (Some(self.write_back_promised(d, &channel)), false)
@@ -225,7 +225,7 @@ impl BraidFs {
             (None, self.write_back_granted(&channel).unseen)
         };
         if let Some(taking) = self.take_beside(d, need, written) {
-            return self.handle_beside(b, &taking);
+            return self.handle_beside(b, taking);
         }
         let patience = if unseen { LATELY + IN_FLIGHT } else { IN_FLIGHT };
         if b.since.elapsed() < patience {
@@ -237,7 +237,7 @@ impl BraidFs {
             return b.later.done(Err(errno(e)));
         }
         match self.take_beside(d, need, written) {
-            Some(taking) => self.handle_beside(b, &taking),
+            Some(taking) => self.handle_beside(b, taking),
             None if self.is_taking(Some(d), b.since) => self.wait_beside(b),
             None => b.later.done(Err(Errno::NOSPC)),
         }
@@ -246,20 +246,24 @@ impl BraidFs {
     fn wait_beside(&self, b: Beside) {
         std::thread::sleep(Duration::from_micros(500));
         // as above
-        let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.make_room_beside(b)));
+        self.jobs.send(Kind::Room, Whose::Mount, move |fs| fs.make_room_beside(b));
     }
 
-    /// Handles a request that may take its room now.
-    fn handle_beside(&self, b: Beside, taking: &Taking) {
-        let (req, later) = (b.req.get(), b.later);
-        let cx = later.context().with_room(taking.clone()).with_quota(b.quota);
-        let mut out = Answer::new(MAX_IO_BYTES as usize);
-        let handled = self.serve_on_helper(&req, &mut out, &later, &cx);
-        self.answer_later(&req, handled, later, &mut out);
+    /// Has a request handled that may take its room now. Not here: it may take long, and others ask for room.
+    fn handle_beside(&self, b: Beside, taking: Taking) {
+        let whose = Whose::of(&b.req.get(), b.later.channel());
+        self.jobs.send(Kind::Requests, whose, move |fs| {
+            let Beside { req, later, quota, _taker, _waiting, .. } = b;
+            let (req, cx) = (req.get(), later.context().with_room(taking).with_quota(quota));
+            let mut out = Answer::new(MAX_IO_BYTES as usize);
+            let handled = fs.serve_on_helper(&req, &mut out, &later, &cx);
+            drop(cx);
+            fs.answer_later(&req, handled, later, &mut out);
+        });
     }
 
-    /// Has the kernel write back what it was promised room for in this domain, on a mount with OPEN; from when on. By the helper
-    /// thread only.
+    /// Has the kernel write back what it was promised room for in this domain, on a mount with OPEN; from when on. In jobs
+    /// about room only.
     pub(super) fn write_back_promised(&self, domain: usize, channel: &Channel) -> Instant {
         let begun = Instant::now();
         let files = self.handles.take_promised_but_lately(IN_FLIGHT, |ino| self.domain_index(ino) == Some(domain));

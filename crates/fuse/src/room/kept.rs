@@ -5,6 +5,7 @@ use super::{Cache, Domain};
 use crate::channel::Channel;
 use crate::dirty_grants::Asker;
 use crate::fs::BraidFs;
+use crate::helpers::{Kind, Whose};
 use braidfs::{DomainId, InodeNo};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -51,7 +52,7 @@ impl BraidFs {
     }
 
     /// Does something for which a domain lacks room that others may have, while the tight ones keep nothing for the kernel but what
-    /// it cannot write back now; `None`: there are none. By the helper thread only.
+    /// it cannot write back now; `None`: there are none. In jobs about room only.
     pub(crate) fn with_lent_room<R>(&self, channel: &Arc<Channel>, work: impl FnOnce() -> R) -> Option<R> {
         if self.profile.cache != Cache::Back {
             return None;
@@ -152,7 +153,7 @@ impl BraidFs {
             return;
         }
         // Not sent only where the mount is ending.
-        let _ = self.jobs.send(Box::new(move |fs: &BraidFs| {
+        self.jobs.send(Kind::Room, Whose::Mount, move |fs| {
             // first: who is refused from now on has more written back, and a panic leaves nothing behind
             fs.tight.clearing.store(false, Ordering::SeqCst);
             if fs.negotiated.opens() {
@@ -163,6 +164,6 @@ impl BraidFs {
             } else {
                 fs.write_back_granted(&channel);
             }
-        }));
+        });
     }
 }

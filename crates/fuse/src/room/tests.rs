@@ -80,7 +80,7 @@ impl Domained {
         self.s.fs.vol.claim_room(ballast.ino(), self.s.fs.vol.write_room(ballast.ino())).unwrap();
     }
 
-    /// Does what the helper thread is to do, also what that leaves for later.
+    /// Does what a helper thread is to do, also what that leaves for later.
     fn help_to_the_end(&self) {
         while let Ok(job) = self.s.jobs.try_recv() {
             job(&self.s.fs);
@@ -103,8 +103,8 @@ impl Domained {
     }
 }
 
-/// The helper thread may wait for WRITEs of the cache, for which the kernel keeps no place where all that it hands out at a time are
-/// WRITEs that wait for the helper.
+/// A helper thread may wait for WRITEs of the cache, for which the kernel keeps no place where all that it hands out at a time are
+/// WRITEs that wait for a helper.
 #[test]
 fn writes_past_the_cache_that_wait_leave_the_kernel_places() {
     let t = Domained::new(0);
@@ -140,7 +140,7 @@ fn who_must_not_wait_takes_what_there_is() {
     drop(waiting);
 }
 
-/// The helper thread has the kernel write back what was promised, which takes time: who is promised room meanwhile has it.
+/// A helper thread has the kernel write back what was promised, which takes time: who is promised room meanwhile has it.
 #[test]
 fn what_is_promised_while_the_kernel_writes_back_is_not_taken() {
     let t = Domained::new(0);
@@ -168,7 +168,7 @@ fn what_is_promised_while_the_kernel_writes_back_is_not_taken() {
     assert!(fs.take_beside(d, need, Some(written)).is_some());
 }
 
-/// A `write` that comes while a request takes room that is there for both is told so at once, and the helper thread does other work
+/// A `write` that comes while a request takes room that is there for both is told so at once, and a helper thread does other work
 /// while there is not.
 #[test]
 fn who_waits_for_those_who_take_room_does_not_keep_the_helper() {

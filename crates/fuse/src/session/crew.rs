@@ -1,10 +1,11 @@
 //! The threads of a session: who they are, how they begin, and what they are told at its end.
 
 use super::server::Server;
-use super::{Quiesced, RunError, Slot, at_device_threads, close_volume, empty, help, quiesce, serve_paced};
+use super::{Quiesced, RunError, Slot, at_device_threads, close_volume, empty, quiesce, serve_paced};
 use crate::channel::Channel;
 use crate::counters::Counters;
-use crate::fs::{BraidFs, Job};
+use crate::fs::BraidFs;
+use crate::helpers::{self, Jobs, Work};
 use crate::latency::{self, Served};
 use crate::mount::MountConfig;
 use crate::pace::{self, Pacer};
@@ -16,6 +17,7 @@ use crate::watch::openmetrics;
 use braidfs_sync::{Mutex, rank};
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -43,16 +45,16 @@ impl Places {
         }
     }
 
-    fn helper(self) -> usize {
-        self.serving
+    fn helpers(self) -> Range<usize> {
+        self.serving..self.serving + helpers::MOST
     }
 
     fn large(self) -> impl Iterator<Item = usize> {
-        (0..self.large).map(move |i| self.helper() + 1 + i)
+        (0..self.large).map(move |i| self.helpers().end + i)
     }
 
     fn metrics(self) -> usize {
-        self.helper() + 1 + self.large
+        self.helpers().end + self.large
     }
 
     /// Of threads for what was parked.
@@ -128,6 +130,8 @@ pub(super) struct Crew<'a> {
     pub close: &'a (dyn Fn() + Sync),
     /// The connection has ended, or nobody can serve it.
     pub gone: AtomicBool,
+    /// For the helper threads.
+    pub work: Work,
 }
 
 /// Threads that serve. Of those at the device also what each has of the connection, and how many others have that.
@@ -165,7 +169,6 @@ impl Crew<'_> {
         &'s self,
         scope: &'s Scope<'s, '_>,
         rings: Vec<RingPlace>,
-        work: mpsc::Receiver<Job>,
         ready: impl FnOnce(),
     ) -> Result<Option<Stopped>, RunError> {
         let mut serving = Serving::default();
@@ -173,8 +176,7 @@ impl Crew<'_> {
         let (awake, end) = mpsc::channel();
         let mut metrics_go_on = None;
         let start = || -> Result<(), Refused> {
-            let (helper, slow) = (&self.slots[self.places.helper()], self.cfg.slow.is_some());
-            spawn_thread(scope, "fuse-helper".into(), move || help(helper, work, slow))?;
+            self.work.start(scope, &self.slots[self.places.helpers()], self.cfg.slow.is_some())?;
             let at_device = rings.is_empty();
             self.start_serving(scope, rings, &mut serving)?;
             metrics_go_on = self.start_metrics(scope)?;
@@ -193,7 +195,7 @@ impl Crew<'_> {
         drop(awake);
         // Who is put aside is answered by now, or the mount is gone.
         self.pacer.end();
-        // The helper ends when the file system is gone.
+        // The helpers end when the file system is gone.
         let ended = match started {
             Ok(()) if stopped.is_some() => Ok(stopped),
             Ok(()) => {
@@ -232,8 +234,8 @@ impl Crew<'_> {
                         (self.abandon)();
                         return None;
                     };
-                    // the helper ends
-                    fs.jobs = mpsc::channel().0;
+                    // the helpers end
+                    fs.jobs = Jobs::to_nobody();
                     return Some((Box::new(fs), Box::new(prepared)));
                 }
                 Quiesced::Gone => return None,
@@ -328,7 +330,8 @@ impl Crew<'_> {
     }
 }
 
-pub(super) fn spawn_thread<'s>(
+/// Starts a thread of a session, which the session waits for.
+pub(crate) fn spawn_thread<'s>(
     scope: &'s Scope<'s, '_>,
     name: String,
     work: impl FnOnce() + Send + 's,

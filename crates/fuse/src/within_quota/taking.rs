@@ -1,7 +1,7 @@
 //! Requests that take blocks of an owner with a limit past the kernel's cache: FALLOCATE, COPY_FILE_RANGE, direct WRITEs. The volume
 //! itself holds them to the limit, but does not know of what the kernel was granted ([`super`]): that was accepted before.
 //!
-//! They go on at once where the owner has so much beside what was granted, or nothing was. Else the helper thread has that
+//! They go on at once where the owner has so much beside what was granted, or nothing was. Else a helper thread has that
 //! written back first, as before a `write` that does not fit; then the volume tells what they may have, but for threads that are
 //! in the midst of a `write` still, others than its own: the kernel asks before a direct write, too. Who runs is counted
 //! ([`TakingQuota`]), as with room ([`crate::room::beside`]).
@@ -47,7 +47,7 @@ struct Beside {
 
 impl BraidFs {
     /// Lets a request write a range of a file past the cache, where the owners may have the blocks that this adds beside what the
-    /// kernel was granted. Else how it goes on: the helper thread has that written back first, and has the request handled again.
+    /// kernel was granted. Else how it goes on: a helper thread has that written back first, and has the request handled again.
     /// `asked`: it is of a `write` before which the kernel asks, as through a handle of its cache.
     pub(crate) fn take_quota(
         &self,
@@ -74,8 +74,13 @@ impl BraidFs {
         let (since, room) = (Instant::now(), cx.room().cloned());
         let beside = Beside { owners, of, need, req, later, since, room, _waiting: waiting };
         // A job that cannot be handed over is dropped, and answers EIO.
-        let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.take_quota_beside(beside)));
+        self.send_beside(beside);
         Err(Ok(Outcome::Deferred))
+    }
+
+    fn send_beside(&self, b: Beside) {
+        let (owners, whose) = (b.owners.clone(), Whose::of(&b.req.get(), b.later.channel()));
+        self.jobs.send_for(&owners, whose, move |fs| fs.take_quota_beside(b));
     }
 
     /// The thread of a WRITE and its call, where it was granted blocks: perhaps in another call, whose bytes are in the cache.
@@ -114,8 +119,8 @@ impl BraidFs {
         self.or_end_replaced(|| self.take_of_owners(owners, of, blocks))
     }
 
-    /// Has the kernel write back what it was granted, and the request handled; or goes on with that when other work of the helper
-    /// thread is done, which calls this only.
+    /// Has the kernel write back what it was granted, and the request handled; or goes on with that when other jobs of these
+    /// owners are done, which call this only.
     fn take_quota_beside(&self, b: Beside) {
         let left = self.write_back_for(&b.owners, b.later.channel());
         self.end_removals(b.later.channel());
@@ -130,7 +135,7 @@ impl BraidFs {
             Err(_) if b.since.elapsed() < if left.unseen { LATELY + IN_FLIGHT } else { IN_FLIGHT } => {
                 std::thread::sleep(Duration::from_micros(500));
                 // as above
-                let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.take_quota_beside(b)));
+                self.send_beside(b);
             }
             Err(refused) => b.later.done(Err(refusal(refused))),
         }
