@@ -1,12 +1,14 @@
 """Space: what `df` of a directory offers is there, and comes back."""
 
 import contextlib
+import ctypes
 import errno
 import mmap
 import os
 
 from filling import empty, fill, offered
 from fslib import BraidFs, Failed, run, wait_for
+from mount_tests.coherence import Aio
 from mount_tests.common import check, daemon_only, must, same
 
 MIB = 1 << 20
@@ -101,6 +103,35 @@ def direct_writes_that_do_not_fit(volume, _top):
                 os.close(fd)
             # written through, it takes the part that fits
             must(refused or "fileflags" in options, f"{options}: everything fits")
+
+
+@check(seconds=120)
+def asynchronous_direct_writes_that_do_not_fit(volume, _top):
+    """Each is written or refused with ENOSPC, also one of which a part fits, and through a handle that is written through: the kernel
+    makes EIO of a part there."""
+    for options in ((), ("fileflags",), ("cache=through",)):
+        with small(volume, 1, 64 * MIB, options=options) as own, mmap.mmap(-1, 2 * MIB) as data:
+            data[:] = os.urandom(len(data))
+            path = own.mnt / "f"
+            refused = 0
+            aio, base = Aio(1), ctypes.addressof(ctypes.c_char.from_buffer(data))
+            (own.mnt / "ballast").write_bytes(bytes(offered(own.mnt) - 5 * MIB))
+            own.settle()
+            # opened where there is little room, and as large as it will be, so that nobody waits for the write itself
+            fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_DIRECT)
+            for size in range(300 * 1024, 1000 * 1024, 100 * 1024):
+                os.ftruncate(fd, 0)
+                os.ftruncate(fd, 64 * MIB)
+                for n in range(60):
+                    aio.write(fd, [(n, base, size, n * MIB)])
+                    ((_, result),) = aio.results()
+                    if result < 0:
+                        same(result, -errno.ENOSPC, f"{options}: result of {size} bytes")
+                        refused += 1
+                        break
+                    same(result, size, f"{options}: bytes written")
+            os.close(fd)
+            must(refused, f"{options}: everything fits")
 
 
 @check(seconds=120)

@@ -11,7 +11,7 @@ use crate::node::WireId;
 use crate::opened::Opened;
 use crate::profile::Cache;
 use crate::request::{Answer, Handled, Outcome, Request};
-use crate::requester;
+use crate::requester::{self, Doing};
 use crate::room::beside::Taking;
 use braidfs::format::inode::IMMUTABLE;
 use braidfs::{FallocMode, OpenFile, SetAttr, Volume};
@@ -127,7 +127,7 @@ impl BraidFs {
             }
             let _as = self.as_requester(req);
             let mut size = self.vol.write(opened.file(), arg.offset, data).map_err(errno)?;
-            if direct && size < data.len() && cached {
+            if direct && size < data.len() && (cached || self.may_be_asynchronous(req, arg.flags)) {
                 size = self.direct_rest(req, &opened, (arg.offset, data), size, cx)?;
             }
             size as u32
@@ -186,10 +186,23 @@ impl BraidFs {
         self.take_room(req, opened.ino(), need, cx)
     }
 
+    /// Whether a direct WRITE through a handle that is written through may be of an asynchronous call (Linux AIO, `io_uring`), with
+    /// other requests under way: the kernel does so of descriptors with O_DIRECT. Rare: it looks what the thread does, which does not
+    /// wait for this answer then. Who is seen in a `write` waits.
+    fn may_be_asynchronous(&self, req: &Request<'_>, flags: u32) -> bool {
+        if flags & libc::O_DIRECT as u32 == 0 {
+            return false;
+        }
+        let thread = requester::thread(req);
+        let seen = thread.and_then(|thread| self.looks.at(vec![thread]).remove(&thread));
+        !matches!(seen.map(|seen| seen.doing), Some(Doing::Writing(_)))
+    }
+
     /// Of a direct write only the first `done` bytes were taken: takes the rest, or tells why not. The kernel has all requests
     /// of such a write under way at once, and a short answer to one of them makes EIO of the whole (`fuse_get_res_by_io` in
-    /// fs/fuse/file.c). Of a file that is written through it does so by asynchronous calls with O_DIRECT only; else it sends one
-    /// after the other, and tells how much was written, so that these are not asked for the rest.
+    /// fs/fuse/file.c). Of a file that is written through it does so by asynchronous calls with O_DIRECT only
+    /// ([`Self::may_be_asynchronous`]); else it sends one after the other, and tells how much was written, so that these are not
+    /// asked for the rest.
     fn direct_rest(
         &self,
         req: &Request<'_>,
