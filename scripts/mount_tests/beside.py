@@ -102,6 +102,53 @@ def copying_leaves_what_was_accepted(volume, _top):
             is_kept(own, fd, piece * 10)
 
 
+def symlinks(top):
+    for n in range(10_000):
+        os.symlink("x" * 3500, top / f"l{n}")
+        yield
+
+
+def attributes(top):
+    for n in range(10_000):
+        path = top / f"a{n}"
+        os.close(new(path))
+        os.setxattr(path, "user.x", b"x" * 3500)
+        yield
+
+
+def directories(top):
+    for n in range(100_000):
+        os.mkdir(top / f"d{n}")
+        yield
+
+
+def names(top):
+    for n in range(100_000):
+        one = top / f"one{n // 1000}"
+        if n % 1000 == 0:
+            os.close(new(one))
+        os.link(one, top / f"{n}{'n' * 240}")
+        yield
+
+
+@check(seconds=240)
+def making_names_leaves_what_was_accepted(volume, _top):
+    """Symbolic links, attributes, directories and hard links until there is no space, beside a file that was granted room."""
+    piece = os.urandom(MIB)
+    for options in ((), ("fileflags",)):
+        for makes in (symlinks, attributes, directories, names):
+            with with_little_room(volume, *options, size=96 * MIB) as own:
+                fd, made = new(own.mnt / "held"), 0
+                own.settle()
+                leave(own, 8 * MIB)
+                write_all(fd, piece, 6)
+                with no_space_allowed():
+                    for _ in makes(own.mnt):
+                        made += 1
+                must(made > 100, f"{options}: no space after only {made} {makes.__name__}")
+                is_kept(own, fd, piece * 6)
+
+
 @check(seconds=120)
 def writing_through_leaves_what_was_accepted(volume, _top):
     """With `fileflags` a file opened when there is little room is written through, beside one that was opened before."""

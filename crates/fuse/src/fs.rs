@@ -404,7 +404,7 @@ impl BraidFs {
             op::RMDIR => self.rmdir(req),
             op::RENAME => self.rename(req, cx),
             op::RENAME2 => self.rename2(req, cx),
-            op::LINK => self.link(req, out),
+            op::LINK => self.link(req, out, cx),
             // the kernel asks once, and then creates by MKNOD
             op::OPEN | op::OPENDIR | op::CREATE if !self.negotiated.opens() => Err(Errno::NOSYS),
             op::OPEN => self.open(req, out, cx),
@@ -420,7 +420,7 @@ impl BraidFs {
             {
                 Err(Errno::NOSYS)
             }
-            op::SETXATTR => self.setxattr(req),
+            op::SETXATTR => self.setxattr(req, cx),
             op::GETXATTR => self.getxattr(req, out),
             op::LISTXATTR => self.listxattr(req, out),
             op::REMOVEXATTR => self.removexattr(req),

@@ -36,8 +36,8 @@
 //! kernel asks, it writes back what was granted in all tight domains, and then they give what they have, while no `write` in them is
 //! told to go on ([`BraidFs::with_lent_room`]). Who else is refused has that written back for the next time.
 //!
-//! **What no `write` asks for.** FALLOCATE, copies, and with OPEN writes of files that are written through take only room that the
-//! kernel does not hold, and was not granted ([`beside`]).
+//! **What no `write` asks for.** FALLOCATE, copies, with OPEN writes of files that are written through, and what makes names take
+//! only room that the kernel does not hold, and was not granted ([`beside`]).
 //!
 //! **Limits.** The room of a domain with a limit of its own (a tenant's) says nothing of its neighbours', and the kernel has one
 //! bound for the whole mount. So such domains are left out when that is set, and a tight one does not restrict it: what

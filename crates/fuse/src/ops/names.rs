@@ -54,7 +54,12 @@ impl BraidFs {
     }
 
     fn make(&self, req: &Request<'_>, name: &[u8], new: &NewNode<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
-        let attr = self.vol.create_held(self.live(req.node())?, name, new, &req.cred()).map_err(errno)?;
+        let dir = self.live(req.node())?;
+        let _taking = match self.take_room_for_name(req, dir, new.target.len(), cx) {
+            Ok(taking) => taking,
+            Err(handled) => return handled,
+        };
+        let attr = self.vol.create_held(dir, name, new, &req.cred()).map_err(errno)?;
         if !self.negotiated.opens() {
             self.watch_room(attr.ino, 0, cx.channel);
         }
@@ -66,6 +71,10 @@ impl BraidFs {
         let (arg, name) = req.arg_and_name::<abi::CreateIn>()?;
         let new = NewNode { kind: FileKind::File, mode: arg.mode & 0o7777, umask: arg.umask, rdev: 0, target: &[] };
         let dir = self.live(req.node())?;
+        let _taking = match self.take_room_for_name(req, dir, 0, cx) {
+            Ok(taking) => taking,
+            Err(handled) => return handled,
+        };
         let attr = match self.vol.create(dir, name, &new, &req.cred()) {
             // The kernel takes the name for absent, after a CREATE that could not be made durable for instance. It must look
             // the file up, also at its permissions, and does when it is told this (`do_filp_open` in fs/namei.c).
@@ -83,7 +92,12 @@ impl BraidFs {
     pub(crate) fn tmpfile(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let arg: abi::CreateIn = req.arg()?;
         let new = NewNode { kind: FileKind::File, mode: arg.mode & 0o7777, umask: arg.umask, rdev: 0, target: &[] };
-        let (attr, file) = self.vol.tmpfile(self.live(req.node())?, &new, &req.cred()).map_err(errno)?;
+        let dir = self.live(req.node())?;
+        let _taking = match self.take_room_for_name(req, dir, 0, cx) {
+            Ok(taking) => taking,
+            Err(handled) => return handled,
+        };
+        let (attr, file) = self.vol.tmpfile(dir, &new, &req.cred()).map_err(errno)?;
         // counted while it is open: nothing else keeps it
         let attr = self.count(&attr)?;
         let open = if self.negotiated.opens() {
@@ -96,9 +110,13 @@ impl BraidFs {
         Ok(Outcome::Reply)
     }
 
-    pub(crate) fn link(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+    pub(crate) fn link(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let (arg, name) = req.arg_and_name::<abi::LinkIn>()?;
         let (old, dir) = (self.live(WireId(arg.oldnodeid))?, self.live(req.node())?);
+        let _taking = match self.take_room_for_name(req, dir, 0, cx) {
+            Ok(taking) => taking,
+            Err(handled) => return handled,
+        };
         let attr = self.vol.link_held(old, dir, name).map_err(errno)?;
         out.put(&entry_out(&attr, self.attr_ttl(&attr)));
         Ok(Outcome::Reply)

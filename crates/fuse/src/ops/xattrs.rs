@@ -2,7 +2,7 @@
 
 use super::attrs::CAPS;
 use crate::abi::{self, init};
-use crate::fs::{BraidFs, errno};
+use crate::fs::{BraidFs, Context, errno};
 use crate::profile::Xattr;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::requester;
@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
 impl BraidFs {
-    pub(crate) fn setxattr(&self, req: &Request<'_>) -> Handled {
+    pub(crate) fn setxattr(&self, req: &Request<'_>, cx: &Context<'_>) -> Handled {
         let (arg, rest) = if self.negotiated.has(init::SETXATTR_EXT) {
             req.arg_and_rest::<abi::SetxattrIn>()?
         } else {
@@ -24,6 +24,10 @@ impl BraidFs {
         self.allows(name)?;
         let node = self.live(req.node())?;
         let mode = xattr_mode(arg.flags)?;
+        let _taking = match self.take_room_for_name(req, node, value.len(), cx) {
+            Ok(taking) => taking,
+            Err(handled) => return handled,
+        };
         let kills = arg.setxattr_flags & abi::SETXATTR_ACL_KILL_SGID != 0;
         let set = if kills { Volume::setxattr_kill_sgid } else { Volume::setxattr };
         set(&self.vol, node, name, value, mode).map_err(errno)?;

@@ -1,5 +1,6 @@
-//! Requests that take room though no `write` asked for it: FALLOCATE, COPY_FILE_RANGE, and with OPEN WRITEs of files that are
-//! written through. They leave what the kernel may hold, or was granted ([`super`]): that was accepted before.
+//! Requests that take room though no `write` asked for it: FALLOCATE, COPY_FILE_RANGE, with OPEN WRITEs of files that are written
+//! through, and in a tight domain what makes names or sets attributes. They leave what the kernel may hold, or was granted
+//! ([`super`]): that was accepted before.
 //!
 //! In a domain that is not tight they go on at once where it has so much beside them that it stays so. Else it becomes tight
 //! first, and the kernel writes back what it took of it without asking, twice: the second time what was under way the first
@@ -10,6 +11,9 @@
 //!
 //! **Who runs is counted** ([`Taking`]): its blocks are nobody else's from before it looks until it is done. What it has
 //! taken by then counts twice; who would be refused for that waits until it is done.
+//!
+//! A name takes room in the domain of its directory, and that is looked at. Does not promise it of a new inode that goes to another
+//! domain, as directories do: there a few blocks of the volume's own are left to it.
 
 use super::*;
 use crate::abi::op;
@@ -17,6 +21,9 @@ use crate::fs::MAX_IO_BYTES;
 use crate::request::OwnedRequest;
 use crate::within_quota::taking::TakingQuota;
 
+/// What a name may take: a block of the directory, another where that is split, those of the tables that tell of the two and of the
+/// inode.
+const NAME_BLOCKS: u64 = 8;
 /// Longest that a `write` waits for requests that take room, before it is refused.
 const TAKES: Duration = Duration::from_secs(10);
 
@@ -91,16 +98,43 @@ impl BraidFs {
         cx: &Context<'_>,
     ) -> Result<Taking, Handled> {
         let few = need.saturating_mul(4096) < UNSEEN_BYTES && !self.is_tight(ino);
-        if need == 0 || few || cx.room().is_some() || self.profile.cache == Cache::Through {
+        if need == 0 || few { Ok(Taking::default()) } else { self.take_blocks(req, ino, need, SLACK_BLOCKS, cx) }
+    }
+
+    /// The same for a request that makes a name in this directory, or an attribute of this inode, and so many `bytes` with it. Nobody
+    /// looks as long as the domain is not tight: it has far more than what these take until somebody does.
+    pub(crate) fn take_room_for_name(
+        &self,
+        req: &Request<'_>,
+        ino: InodeNo,
+        bytes: usize,
+        cx: &Context<'_>,
+    ) -> Result<Taking, Handled> {
+        if !self.is_tight(ino) {
+            return Ok(Taking::default());
+        }
+        self.take_blocks(req, ino, (bytes as u64).div_ceil(4096), NAME_BLOCKS, cx)
+    }
+
+    /// Takes `need` blocks for a request, and so many besides that it may have to have.
+    fn take_blocks(
+        &self,
+        req: &Request<'_>,
+        ino: InodeNo,
+        need: u64,
+        besides: u64,
+        cx: &Context<'_>,
+    ) -> Result<Taking, Handled> {
+        if cx.room().is_some() || self.profile.cache == Cache::Through {
             return Ok(Taking::default());
         }
         let Some(domain) = self.domain_index(ino) else { return Ok(Taking::default()) };
-        let need = need.saturating_add(SLACK_BLOCKS);
+        let need = need.saturating_add(besides);
         if let Some(taking) = self.take_beside(domain, need, None) {
             return Ok(taking);
         }
         // what cannot be had at all is refused by the volume: nothing is written back for it
-        if need - SLACK_BLOCKS > self.vol.statfs().free {
+        if need - besides > self.vol.statfs().free {
             return Ok(Taking::default());
         }
         // who writes past the cache by asynchronous calls has as many WRITEs under way as the kernel hands out at a time

@@ -338,6 +338,48 @@ fn allocating_leaves_what_was_granted() {
     assert_eq!(s.fs.tight_taking(), 0);
 }
 
+/// Nor by what makes names or sets attributes.
+#[test]
+fn making_names_leaves_what_was_granted() {
+    let mut s = Served::without_open();
+    let mut kernel = Kernel::of(&mut s);
+    let held = WireId(s.mknod(ROOT, "held").nodeid);
+    let ballast = s.fs.vol.open(WireId(s.mknod(ROOT, "ballast").nodeid).ino()).unwrap();
+    let room = s.fs.vol.write_room(held.ino()) * 4096;
+    let allocate = braidfs::FallocMode::Allocate { keep_size: false };
+    s.fs.vol.fallocate(&ballast, allocate, 0, room - (2 << 20)).unwrap();
+    s.help();
+    let makes: [&dyn Fn() -> Result<Outcome, Errno>; 3] = [
+        &|| {
+            let arg = abi::MknodIn { mode: 0o100_644, rdev: 0, umask: 0, padding: 0 };
+            s.handled(&request(op::MKNOD, ROOT, &[arg.as_bytes(), b"new\0"].concat()))
+        },
+        &|| {
+            let arg = abi::LinkIn { oldnodeid: held.0 };
+            s.handled(&request(op::LINK, ROOT, &[arg.as_bytes(), b"link\0"].concat()))
+        },
+        &|| {
+            let arg = abi::SetxattrIn { size: 1, flags: 0, setxattr_flags: 0, padding: 0 };
+            s.handled(&request(op::SETXATTR, held, &[arg.as_bytes(), b"user.x\0v"].concat()))
+        },
+    ];
+    for make in makes {
+        // 2 MiB, of a thread that is gone
+        assert_eq!(s.handled(&asks(u32::MAX >> 2, held)), Ok(Outcome::Reply));
+        kernel.told();
+        assert_eq!(make(), Ok(Outcome::Deferred));
+        s.help();
+        let told = kernel.told();
+        assert_eq!(
+            (told.first(), told.last()),
+            (Some(&(true, abi::NOTIFY_INVAL_INODE)), Some(&(false, 0))),
+            "{told:?}"
+        );
+        assert_eq!(s.fs.tight_taking(), 0);
+    }
+    assert!(s.lookup(ROOT, b"new").unwrap().nodeid != 0 && s.lookup(ROOT, b"link").unwrap().nodeid == held.0);
+}
+
 /// A FALLOCATE that fails may have made zeros of a part: the kernel has dropped its pages when it is told.
 #[test]
 fn pages_are_dropped_before_a_failed_hole_is_told() {
