@@ -8,6 +8,7 @@
 //! Locks: the directory, then the inode, then the bucket. All that is said of a name is said with its bucket locked: the
 //! entry, the inode's link, who left it, and what is known of names looked up lately.
 
+use super::asker::Asker;
 use super::checks::{check_alive, check_changeable, check_name, check_takes_names};
 use super::create::{Made, blocks_of};
 use super::lookup::is_named;
@@ -188,7 +189,7 @@ impl MountedVolume {
     ///
     /// # Errors
     /// Of the domain.
-    pub(super) fn remove_beside(&self, d: &Cell, name: &[u8]) -> Result<Option<()>> {
+    pub(super) fn remove_beside(&self, d: &Cell, name: &[u8], asker: Asker<'_>) -> Result<Option<()>> {
         if self.maybe_stale.load(Ordering::Relaxed) || check_name(name).is_err() {
             return Ok(None);
         }
@@ -202,7 +203,7 @@ impl MountedVolume {
             return Ok(None);
         }
         let mut st = c.state.write();
-        if !self.may_leave(&st) || !self.may_stay(&c, &st, false) {
+        if !self.may_leave(&st) || !self.may_stay(&c, &st, false) || asker.check_remove(&dst, st.uid).is_err() {
             return Ok(None);
         }
         // (the directory is the transaction's by now)
@@ -245,7 +246,12 @@ impl MountedVolume {
     ///
     /// # Errors
     /// Of the domains.
-    pub(super) fn rename_beside(&self, from: &Arc<Cell>, name: &[u8], to: &Cell, new: &[u8]) -> Result<Option<()>> {
+    pub(super) fn rename_beside(
+        &self,
+        (from, name): (&Arc<Cell>, &[u8]),
+        (to, new): (&Cell, &[u8]),
+        asker: Asker<'_>,
+    ) -> Result<Option<()>> {
         if from.ino == to.ino
             || self.maybe_stale.load(Ordering::Relaxed)
             || check_name(name).and_then(|()| check_name(new)).is_err()
@@ -276,6 +282,9 @@ impl MountedVolume {
         }
         let mut st = c.state.write();
         if self.check_project(&tst, &st).is_err() || st.check_gains(new, Some(name)).is_err() {
+            return Ok(None);
+        }
+        if asker.check_remove(&fst, st.uid).and_then(|()| asker.check_add(&tst)).is_err() {
             return Ok(None);
         }
         if !self.may_leave(&st) || !st.has_link(from.ino, name) || !unwritten.holds(op.enter(c.domain), &c, &st) {

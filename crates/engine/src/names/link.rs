@@ -1,5 +1,6 @@
 //! Another name for a file.
 
+use super::asker::{Asker, SEARCH, WRITE};
 use super::checks::{check_alive, check_changeable, check_name, check_takes_names};
 use super::entries::{Child, ENTRY_BLOCKS};
 use super::prerequisites::Unwritten;
@@ -20,20 +21,21 @@ impl Volume {
         let i = self.mounted();
         i.pace_change(dir);
         let d = i.dir_cell(dir)?;
-        i.link_in(&i.cell(ino)?, &d, name)
+        i.link_in(&i.cell(ino)?, &d, name, Asker::ANY)
     }
 }
 
 impl MountedVolume {
-    /// [`Volume::link`] of an inode in a directory that are at hand.
-    pub(crate) fn link_in(&self, c: &Arc<Cell>, d: &Arc<Cell>, name: &[u8]) -> Result<Attr> {
+    /// [`Volume::link`] of an inode in a directory that are at hand, for `asker`.
+    pub(crate) fn link_in(&self, c: &Arc<Cell>, d: &Arc<Cell>, name: &[u8], asker: Asker<'_>) -> Result<Attr> {
+        asker.check_early(d, WRITE | SEARCH)?;
         check_name(name)?;
         self.check_border(c.domain, d.domain)?;
         let mut blocks = ENTRY_BLOCKS;
         loop {
             self.commit_exchange(c)?;
             let unwritten = self.commit_new_parents(d, c, c.domain)?;
-            if let Some(attr) = self.link_at(c, d, name, unwritten, &mut blocks)? {
+            if let Some(attr) = self.link_at(c, d, (name, asker), unwritten, &mut blocks)? {
                 return Ok(attr);
             }
             // who left the name and must be durable first was seen with the directory locked
@@ -46,7 +48,7 @@ impl MountedVolume {
         &self,
         c: &Arc<Cell>,
         d: &Arc<Cell>,
-        name: &[u8],
+        (name, asker): (&[u8], Asker<'_>),
         unwritten: Unwritten,
         blocks: &mut u64,
     ) -> Result<Option<Attr>> {
@@ -55,6 +57,7 @@ impl MountedVolume {
         op.begin(&[d.domain, c.domain], *blocks, false)?;
         let mut dst = d.state.write();
         check_alive(&dst)?;
+        asker.check_add(&dst)?;
         // once more: a tenant that is about to lose its journal looks with its directory locked whether anything came into it
         self.check_border(c.domain, d.domain)?;
         let stale = match i.find_entry(d, &mut dst, name)? {

@@ -4,6 +4,7 @@
 //! order; lock its cells (parents before children, then by number); check; reserve; change; leave. What can wait (a commit,
 //! a claim of a group, reading a whole file) is done outside the gate, and the operation starts again.
 
+pub(crate) mod asker;
 mod beside;
 pub(crate) mod checks;
 pub mod create;

@@ -1,5 +1,6 @@
 //! Path-level operations that check a [`Cred`]. Paths are bytes, relative to the root of the volume, `/`-separated.
 
+use super::asker::{Asker, READ, SEARCH, WRITE};
 use super::lookup::is_named;
 use crate::attributes::acl;
 use crate::cell::Cell;
@@ -17,10 +18,6 @@ use std::sync::Arc;
 const SYMLINKS_MAX: u32 = 40;
 /// Longest path, bytes.
 const PATH_MAX: usize = 4096;
-
-const READ: u32 = 4;
-const WRITE: u32 = 2;
-const SEARCH: u32 = 1;
 
 /// How to open a path. A literal ends in `..OpenHow::default()`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -52,21 +49,7 @@ impl Volume {
     /// # Errors
     /// [`Error::Access`] where `cred` may not do `want` with the inode.
     fn permit_cell(&self, c: &Cell, cred: &Cred, want: u32) -> Result<()> {
-        if cred.privileged || acl::allows(&c.state.read(), cred, want) { Ok(()) } else { Err(Error::Access) }
-    }
-
-    /// # Errors
-    /// [`Error::Perm`] where the sticky bit keeps `cred` from removing the entry.
-    fn permit_removal(&self, dir: &Cell, child: &Cell, cred: &Cred) -> Result<()> {
-        if cred.privileged {
-            return Ok(());
-        }
-        self.permit_cell(dir, cred, WRITE | SEARCH)?;
-        let sticky = {
-            let d = dir.state.read();
-            d.mode & 0o1000 != 0 && cred.uid != d.uid
-        };
-        if sticky && cred.uid != child.state.read().uid { Err(Error::Perm) } else { Ok(()) }
+        Asker::of(cred).check_early(c, want)
     }
 
     /// Walks a path by names looked up lately alone, writing to no memory that threads share but locks of directories that
@@ -413,11 +396,10 @@ impl Volume {
     fn remove_path(&self, path: &[u8], want_dir: bool, cred: &Cred) -> Result<()> {
         let i = self.mounted();
         let (dir, name) = self.parent_seen(path, cred)?;
-        if !cred.privileged {
-            self.permit_removal(&dir, &*i.lookup_in(&dir.arc(), name)?, cred)?;
-        }
         i.pace_change(dir.ino);
-        i.remove_seen(&dir, || dir.arc(), name, want_dir)
+        #[cfg(test)]
+        tests::reached(tests::Place::Walked);
+        i.remove_seen(&dir, || dir.arc(), name, want_dir, Asker::of(cred))
     }
 
     /// `rename`.
@@ -435,21 +417,10 @@ impl Volume {
         let i = self.mounted();
         let (dir, name) = self.parent_cell(from, cred)?;
         let (new_dir, new_name) = self.parent_seen(to, cred)?;
-        if !cred.privileged {
-            let new_dir = new_dir.arc();
-            let a = i.lookup_in(&dir, name)?;
-            self.permit_removal(&dir, &a, cred)?;
-            self.permit_cell(&new_dir, cred, WRITE | SEARCH)?;
-            if let Ok(b) = i.lookup_in(&new_dir, new_name) {
-                self.permit_removal(&new_dir, &b, cred)?;
-            }
-            // a directory's `..` changes with its parent
-            if a.kind == FileKind::Dir && dir.ino != new_dir.ino {
-                self.permit_cell(&a, cred, WRITE)?;
-            }
-        }
         i.pace_change(dir.ino);
-        i.rename_seen((dir, name), &new_dir, || new_dir.arc(), (new_name, mode), cred)
+        #[cfg(test)]
+        tests::reached(tests::Place::Walked);
+        i.rename_seen((dir, name), &new_dir, || new_dir.arc(), (new_name, mode), (cred, Asker::of(cred)))
     }
 
     /// `link`.
@@ -466,9 +437,10 @@ impl Volume {
 
     fn link_at(&self, c: &Arc<Cell>, to: &[u8], cred: &Cred) -> Result<()> {
         let (dir, name) = self.parent_cell(to, cred)?;
-        self.permit_cell(&dir, cred, WRITE | SEARCH)?;
         self.mounted().pace_change(dir.ino);
-        self.mounted().link_in(c, &dir, name).map(|_| ())
+        #[cfg(test)]
+        tests::reached(tests::Place::Walked);
+        self.mounted().link_in(c, &dir, name, Asker::of(cred)).map(|_| ())
     }
 }
 
@@ -510,3 +482,6 @@ fn next_part(path: &[u8]) -> (&[u8], &[u8]) {
     let path = &path[from..];
     path.split_at(path.iter().position(|b| *b == b'/').unwrap_or(path.len()))
 }
+
+#[cfg(test)]
+pub(super) mod tests;

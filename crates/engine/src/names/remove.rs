@@ -1,5 +1,6 @@
 //! Taking names away: unlink, rmdir.
 
+use super::asker::Asker;
 use super::checks::{check_alive, check_changeable, check_name};
 use super::entries::Child;
 use crate::braid::entry::{By, Edit};
@@ -41,25 +42,26 @@ impl Volume {
 impl MountedVolume {
     /// Removes a name of a directory that is at hand: [`Volume::rmdir`], else [`Volume::unlink`].
     pub(crate) fn remove_in(&self, d: &Arc<Cell>, name: &[u8], want_dir: bool) -> Result<()> {
-        self.remove_seen(d, || d.clone(), name, want_dir)
+        self.remove_seen(d, || d.clone(), name, want_dir, Asker::ANY)
     }
 
-    /// [`Self::remove_in`] in a directory that is only looked at. `whole`: the directory for more than that.
+    /// [`Self::remove_in`] in a directory that is only looked at, for `asker`. `whole`: the directory for more than that.
     pub(super) fn remove_seen(
         &self,
         d: &Cell,
         whole: impl FnOnce() -> Arc<Cell>,
         name: &[u8],
         want_dir: bool,
+        asker: Asker<'_>,
     ) -> Result<()> {
-        if !want_dir && Self::is_shared(d) && self.remove_beside(d, name)?.is_some() {
+        if !want_dir && Self::is_shared(d) && self.remove_beside(d, name, asker)?.is_some() {
             return Ok(());
         }
-        self.remove_alone(&whole(), name, want_dir)
+        self.remove_alone(&whole(), name, want_dir, asker)
     }
 
     /// [`Self::remove_in`] with the directory for itself.
-    fn remove_alone(&self, d: &Arc<Cell>, name: &[u8], want_dir: bool) -> Result<()> {
+    fn remove_alone(&self, d: &Arc<Cell>, name: &[u8], want_dir: bool, asker: Asker<'_>) -> Result<()> {
         if want_dir && name == b"." {
             return Err(Error::Invalid("the last part of the path is `.`"));
         }
@@ -72,6 +74,7 @@ impl MountedVolume {
         loop {
             // outside the gate: which domains the operation will change
             let c = i.lookup_to_leave(d, name)?;
+            asker.check_remove_early(d, &c)?;
             match (want_dir, c.kind == FileKind::Dir) {
                 (true, false) => return Err(Error::NotDir),
                 (false, true) => return Err(Error::IsDir),
@@ -93,6 +96,7 @@ impl MountedVolume {
             if st.deleted {
                 continue;
             }
+            asker.check_remove(&dst, st.uid)?;
             let lacks = if i.goes_with_name(&c, &st) {
                 op.lacks_for(&mut [(d.domain, &mut dst)])
             } else {

@@ -5,6 +5,7 @@
 //! rare cases that meet an earlier rename of another domain which is not durable yet, and for the exchange of directories
 //! of two domains (docs/crash-contract.md says which and why).
 
+use super::asker::{Asker, SEARCH, WRITE};
 use super::checks::{check_alive, check_changeable, check_name, check_takes_directory, check_takes_names};
 use super::entries::{Child, ENTRY_BLOCKS, Named};
 use super::placement::NewInode;
@@ -49,6 +50,7 @@ struct Request<'r> {
     /// What has the new name: a victim, or the partner of an exchange.
     dst: Option<Arc<Cell>>,
     mode: RenameMode,
+    asker: Asker<'r>,
     /// The number of the whiteout that is left, and who makes it.
     leaves: Option<(NewInode, &'r Cred)>,
     /// Of what moves to the other directory: whether nothing has written `src`, or the partner.
@@ -89,6 +91,34 @@ impl Request<'_> {
     /// Whether it may change which directory is above which, or has to know that.
     fn changes_tree(&self) -> bool {
         self.two_dirs() && (self.src_moves() || self.dst.as_ref().is_some_and(|d| d.kind == FileKind::Dir))
+    }
+    /// Whether who asks may take the names and give them. As in Linux, who moves a directory changes its `..`.
+    fn check_asker(&self, l: &Locked<'_>) -> Result<()> {
+        let (old, new, asker) = (&l.dirs[l.old], &l.dirs[l.new], self.asker);
+        asker.check_remove(old, l.src.uid)?;
+        asker.check_add(new)?;
+        if self.src_moves() {
+            asker.check(&l.src, WRITE)?;
+        }
+        let Some(other) = &l.dst else { return Ok(()) };
+        asker.check_remove(new, other.uid)?;
+        if self.partner_moves() { asker.check(other, WRITE) } else { Ok(()) }
+    }
+    /// [`Self::check_asker`] before anything is locked ([`Asker::check_early`]).
+    fn check_asker_early(&self) -> Result<()> {
+        let asker = self.asker;
+        if self.dst.as_ref().is_some_and(|d| d.ino == self.src.ino) {
+            // nothing changes
+            return Ok(());
+        }
+        asker.check_remove_early(&self.from.dir, &self.src)?;
+        asker.check_early(&self.to.dir, WRITE | SEARCH)?;
+        if self.src_moves() {
+            asker.check_early(&self.src, WRITE)?;
+        }
+        let Some(other) = &self.dst else { return Ok(()) };
+        asker.check_remove_early(&self.to.dir, other)?;
+        if self.partner_moves() { asker.check_early(other, WRITE) } else { Ok(()) }
     }
     /// Locks the inodes, by number.
     fn lock_inodes(&self) -> (BiasedWriteGuard<'_, State>, Option<BiasedWriteGuard<'_, State>>) {
@@ -225,7 +255,13 @@ impl MountedVolume {
         Ok(Ok((smallvec![above, below], usize::from(!a_first), usize::from(a_first))))
     }
 
-    fn rename(&self, from: &Side<'_>, to: &Side<'_>, mode: RenameMode, cred: &Cred) -> Result<()> {
+    fn rename(
+        &self,
+        from: &Side<'_>,
+        to: &Side<'_>,
+        mode: RenameMode,
+        (cred, asker): (&Cred, Asker<'_>),
+    ) -> Result<()> {
         let mut spare = Spare::new(self);
         let (mut tree, mut again, mut replaced) = (None, false, self.replaced());
         // a whiteout is an inode with a name of its own
@@ -235,7 +271,8 @@ impl MountedVolume {
             let src = self.lookup_to_leave(&from.dir, from.name)?;
             let dst = self.find_in(&to.dir, to.name)?;
             let unwritten = [Unwritten::default(); 2];
-            let mut r = Request { from, to, src, dst, mode, leaves: None, unwritten, in_order: tree.is_some(), blocks };
+            let in_order = tree.is_some();
+            let mut r = Request { from, to, src, dst, mode, asker, leaves: None, unwritten, in_order, blocks };
             if tree.is_none() && r.changes_tree() {
                 // what the names name may be others by the time it is had
                 tree = Some(self.rename.lock());
@@ -355,6 +392,7 @@ impl MountedVolume {
             (RenameMode::Exchange, None) => return Err(Error::NotFound),
             _ => {}
         }
+        r.check_asker_early()?;
         self.check_borders(r)?;
         let cross = r.two_dirs();
         if cross && src.kind == FileKind::Dir && self.is_ancestor(src.ino, &to.dir)? {
@@ -466,6 +504,7 @@ impl MountedVolume {
                 return Ok(Err(Restart::Changed));
             }
         }
+        r.check_asker(l)?;
         // once more: a tenant that is about to lose its journal looks with its directory locked whether anything came into it
         self.check_borders(r)?;
         // what is durable by now must not mix with what follows
@@ -684,28 +723,29 @@ impl Volume {
         let i = self.mounted();
         i.pace_change(dir);
         let (dir, new_dir) = (i.dir_cell(dir)?, i.dir_cell(new_dir)?);
-        i.rename_seen((dir, name), &new_dir, || new_dir.clone(), (new_name, mode), cred)
+        i.rename_seen((dir, name), &new_dir, || new_dir.clone(), (new_name, mode), (cred, Asker::ANY))
     }
 }
 
 impl MountedVolume {
-    /// [`Volume::rename_by`] in directories that are at hand, the new one only looked at. `whole`: that one for more than that.
+    /// [`Volume::rename_by`] in directories that are at hand, the new one only looked at, for `asker`. `whole`: that one for more than
+    /// that. What may be left belongs to `cred`.
     pub(super) fn rename_seen(
         &self,
         (dir, name): (Arc<Cell>, &[u8]),
         new_dir: &Cell,
         whole: impl FnOnce() -> Arc<Cell>,
         (new_name, mode): (&[u8], RenameMode),
-        cred: &Cred,
+        (cred, asker): (&Cred, Asker<'_>),
     ) -> Result<()> {
         let plain = matches!(mode, RenameMode::Replace | RenameMode::NoReplace) && Self::is_shared(new_dir);
-        if plain && self.rename_beside(&dir, name, new_dir, new_name)?.is_some() {
+        if plain && self.rename_beside((&dir, name), (new_dir, new_name), asker)?.is_some() {
             return Ok(());
         }
         check_name(name)?;
         check_name(new_name)?;
         let side = |dir, name| Side { dir, name, hash: self.hash(name) };
-        self.rename(&side(dir, name), &side(whole(), new_name), mode, cred)
+        self.rename(&side(dir, name), &side(whole(), new_name), mode, (cred, asker))
     }
 }
 

@@ -18,6 +18,7 @@ pub(crate) mod table;
 use super::{MountedVolume, Volume};
 use crate::cell::Cell;
 use crate::error::{Error, Result};
+use crate::names::asker::Asker;
 use crate::types::*;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -122,7 +123,7 @@ impl Volume {
         let i = self.mounted();
         i.pace_change(dir);
         let (d, c) = (i.dir_cell(dir)?, i.cell(ino)?);
-        i.link_in(&c, &d, name)?;
+        i.link_in(&c, &d, name, Asker::ANY)?;
         i.hold(&c).ok_or(Error::NotFound)
     }
 

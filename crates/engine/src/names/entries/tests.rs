@@ -3,6 +3,7 @@
 use super::*;
 use crate::braid::entry::{By, Edit};
 use crate::cell::Body;
+use crate::names::asker::Asker;
 use crate::volume::operation::Op;
 use crate::{Cred, Error, MkfsOptions, MountOptions, OpenFile, Volume};
 use braidfs_device::{Device, MemDevice};
@@ -253,10 +254,10 @@ fn a_path_leads_to_the_directory_that_had_the_name() {
     let gone = |r: Result<()>| assert!(matches!(r, Err(Error::NotFound)), "{r:?}");
     let new = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
     gone(i.create_in(&dir, name, &new, &Cred::root()).map(|_| ()));
-    gone(i.link_in(&i.cell(file).unwrap(), &dir, name).map(|_| ()));
+    gone(i.link_in(&i.cell(file).unwrap(), &dir, name, Asker::ANY).map(|_| ()));
     gone(i.remove_in(&dir, b"y", false));
     let rename = |from: (Arc<Cell>, &[u8]), to: Arc<Cell>| {
-        i.rename_seen(from, &to, || to.clone(), (name, RenameMode::Replace), &Cred::root())
+        i.rename_seen(from, &to, || to.clone(), (name, RenameMode::Replace), (&Cred::root(), Asker::ANY))
     };
     gone(rename((i.cell(root).unwrap(), b"f"), dir.clone()));
     gone(rename((dir, b"y"), i.cell(root).unwrap()));

@@ -32,7 +32,18 @@ fn rename_across(v: &Volume, tenant: &Cell, from: &Side<'_>, to: &Side<'_>, mode
     let src = i.lookup_to_leave(&from.dir, from.name).unwrap();
     let dst = i.find_in(&to.dir, to.name).unwrap();
     let unwritten = [Unwritten::default(); 2];
-    let mut r = Request { from, to, src, dst, mode, leaves: None, unwritten, in_order: false, blocks: RENAME_BLOCKS };
+    let mut r = Request {
+        from,
+        to,
+        src,
+        dst,
+        mode,
+        asker: Asker::ANY,
+        leaves: None,
+        unwritten,
+        in_order: false,
+        blocks: RENAME_BLOCKS,
+    };
     i.check_rename(&r).unwrap();
     r.unwritten = i.commit_before(&r, false).unwrap();
     let domain = i.dom(tenant.domain);
@@ -62,7 +73,7 @@ fn no_name_crosses_a_border_that_was_closed_meanwhile() {
     for (c, dir) in [(&f, &tenant), (&inner, &root)] {
         let unwritten = i.commit_new_parents(dir, c, c.domain).unwrap();
         i.dom(tenant.domain).close_border(true);
-        let linked = i.link_at(c, dir, b"linked", unwritten, &mut ENTRY_BLOCKS.clone());
+        let linked = i.link_at(c, dir, (b"linked", Asker::ANY), unwritten, &mut ENTRY_BLOCKS.clone());
         i.dom(tenant.domain).close_border(false);
         assert!(matches!(linked, Err(Error::CrossScratch)), "{linked:?}");
     }
@@ -70,7 +81,7 @@ fn no_name_crosses_a_border_that_was_closed_meanwhile() {
         assert_eq!(v.lookup(dir.ino, name).unwrap().ino, ino);
     }
     // and it does cross one that is open
-    let done = i.link_in(&f, &tenant, b"linked").map(|a| a.nlink);
+    let done = i.link_in(&f, &tenant, b"linked", Asker::ANY).map(|a| a.nlink);
     assert!(matches!(done, Ok(2)), "{done:?}");
     drop((f, inner, root, tenant));
     v.unmount().unwrap();
@@ -85,11 +96,11 @@ fn no_name_crosses_such_a_border_beside_others() {
     v.sync().unwrap();
     (0..300).for_each(|n| drop(file(&v, tenant.ino, format!("a name that needs buckets {n}").as_bytes())));
     [b"e", b"f"].into_iter().for_each(|name| drop(file(&v, InodeNo::ROOT, name)));
-    let done = i.rename_beside(&root, b"e", &tenant, b"e");
+    let done = i.rename_beside((&root, b"e"), (&tenant, b"e"), Asker::ANY);
     assert!(matches!(done, Ok(Some(()))), "this test sees nothing: {done:?}");
     let done = std::thread::scope(|s| {
         let held = tenant.state.write();
-        let renames = s.spawn(|| i.rename_beside(&root, b"f", &tenant, b"g"));
+        let renames = s.spawn(|| i.rename_beside((&root, b"f"), (&tenant, b"g"), Asker::ANY));
         std::thread::sleep(Duration::from_millis(200));
         i.dom(tenant.domain).close_border(true);
         drop(held);

@@ -1,0 +1,191 @@
+//! Who may not change a name may not do so by being faster, or slower, than others who change it.
+
+use super::*;
+use crate::{MkfsOptions, MountOptions};
+use braidfs_device::{Device, MemDevice};
+use std::cell::RefCell;
+
+/// Where an operation on paths is, and another one may come between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The path was walked, but for its last part.
+    Walked,
+    /// Permissions were asked for, with nothing locked.
+    Asked,
+}
+
+type Between = Box<dyn FnOnce()>;
+
+thread_local! {
+    static BETWEEN: RefCell<Option<(Place, Between)>> = const { RefCell::new(None) };
+}
+
+/// This thread is there: what was to come between does so, once.
+pub fn reached(place: Place) {
+    let due = BETWEEN.with_borrow_mut(|b| b.take_if(|(at, _)| *at == place));
+    if let Some((_, between)) = due {
+        between();
+    }
+}
+
+const OURS: u32 = 1;
+const THEIRS: u32 = 2;
+
+fn user(uid: u32) -> Cred {
+    Cred { uid, gid: uid, groups: Arc::new([]), privileged: false }
+}
+
+/// A sticky directory `t`, which several threads change or one, with something of ours and of somebody else's in it.
+struct Scene {
+    volume: Arc<Volume>,
+    dir: InodeNo,
+}
+
+impl Scene {
+    fn new(shared: bool, kind: FileKind) -> Self {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(8192));
+        let o = MkfsOptions { domains: Some(1), ..MkfsOptions::default() };
+        crate::mkfs::format(std::slice::from_ref(&device), &o).unwrap();
+        let options = MountOptions { background: false, share_dirs: shared, ..MountOptions::default() };
+        let volume = Arc::new(Volume::mount(vec![device], options).unwrap());
+        let dir = volume.mkdir_path(b"t", 0o1777, &Cred::root()).unwrap().ino;
+        let s = Self { volume, dir };
+        s.make(FileKind::Dir, b"sub", OURS);
+        s.make(kind, b"ours", OURS);
+        s.make(kind, b"theirs", THEIRS);
+        if shared {
+            for i in 0..400 {
+                s.make(FileKind::File, format!("f{i}").as_bytes(), OURS);
+            }
+            s.volume.sync().unwrap();
+            // as where threads take turns
+            let dir = s.volume.mounted().dir_cell(dir).unwrap();
+            dir.wide.store(true, std::sync::atomic::Ordering::Relaxed);
+            s.make(FileKind::File, b"first", OURS);
+        }
+        s
+    }
+    fn make(&self, kind: FileKind, name: &[u8], owner: u32) {
+        let new = NewNode { kind, mode: 0o777, umask: 0, rdev: 0, target: b"" };
+        self.volume.create(self.dir, name, &new, &user(owner)).unwrap();
+    }
+    fn owner(&self, name: &[u8]) -> Option<u32> {
+        self.volume.lookup(self.dir, name).ok().map(|a| a.uid)
+    }
+    /// Does `work` as the user whose `ours` is; another one comes in between.
+    fn with_between<R>(
+        &self,
+        place: Place,
+        between: impl FnOnce(&Volume, InodeNo) + 'static,
+        work: impl FnOnce(&Volume, &Cred) -> R,
+    ) -> R {
+        let (volume, dir) = (self.volume.clone(), self.dir);
+        BETWEEN.set(Some((place, Box::new(move || between(&volume, dir)))));
+        let done = work(&self.volume, &user(OURS));
+        assert!(BETWEEN.take().is_none(), "nothing came in between");
+        done
+    }
+}
+
+fn takes_the_name(v: &Volume, dir: InodeNo) {
+    v.rename(dir, b"theirs", dir, b"ours", RenameMode::Replace).unwrap();
+}
+
+fn takes_the_new_name(v: &Volume, dir: InodeNo) {
+    v.rename(dir, b"theirs", dir, b"new", RenameMode::Replace).unwrap();
+}
+
+fn is_given_away(v: &Volume, dir: InodeNo) {
+    let ino = v.lookup(dir, b"ours").unwrap().ino;
+    v.setattr(ino, &SetAttr { uid: Some(THEIRS), ..SetAttr::default() }).unwrap();
+}
+
+fn is_closed(v: &Volume, dir: InodeNo) {
+    v.setattr(dir, &SetAttr { mode: Some(0o755), ..SetAttr::default() }).unwrap();
+}
+
+#[test]
+fn what_gets_the_name_meanwhile_is_not_removed() {
+    for (shared, kind) in
+        [(false, FileKind::File), (true, FileKind::File), (false, FileKind::Dir), (true, FileKind::Dir)]
+    {
+        let remove = |v: &Volume, cred: &Cred| match kind {
+            FileKind::Dir => v.rmdir_path(b"t/ours", cred),
+            _ => v.unlink_path(b"t/ours", cred),
+        };
+        let s = Scene::new(shared, kind);
+        let done = s.with_between(Place::Walked, takes_the_name, remove);
+        assert!(matches!(done, Err(Error::Perm)), "{shared} {kind:?}: {done:?}");
+        assert_eq!(s.owner(b"ours"), Some(THEIRS));
+        let s = Scene::new(shared, kind);
+        let done = s.with_between(Place::Walked, is_given_away, remove);
+        assert!(matches!(done, Err(Error::Perm)), "{shared} {kind:?}: {done:?}");
+        assert_eq!(s.owner(b"ours"), Some(THEIRS));
+        // who is left alone may
+        assert!(remove(&s.volume, &user(THEIRS)).is_ok());
+    }
+    for (between, right) in [(is_given_away as fn(&Volume, InodeNo), Error::Perm), (is_closed, Error::Access)] {
+        let s = Scene::new(false, FileKind::File);
+        let done = s.with_between(Place::Asked, between, |v, cred| v.unlink_path(b"t/ours", cred));
+        assert_eq!(format!("{done:?}"), format!("{:?}", Err::<(), _>(right)));
+        assert!(s.owner(b"ours").is_some());
+    }
+}
+
+#[test]
+fn what_gets_a_name_meanwhile_is_neither_moved_nor_replaced() {
+    let replace = |v: &Volume, cred: &Cred| v.rename_path(b"t/ours", b"t/new", RenameMode::Replace, cred);
+    let out = |v: &Volume, cred: &Cred| v.rename_path(b"t/ours", b"t/sub/new", RenameMode::Replace, cred);
+    let into = |v: &Volume, cred: &Cred| v.rename_path(b"t/sub/x", b"t/new", RenameMode::Replace, cred);
+    let exchange = |v: &Volume, cred: &Cred| v.rename_path(b"t/sub/x", b"t/ours", RenameMode::Exchange, cred);
+    type Between = fn(&Volume, InodeNo);
+    type Work<'a> = &'a dyn Fn(&Volume, &Cred) -> Result<()>;
+    let all: [(&str, Between, Work<'_>); 6] = [
+        ("the old name", takes_the_name, &replace),
+        ("the owner", is_given_away, &replace),
+        ("the old name, to another directory", takes_the_name, &out),
+        ("the new name", takes_the_new_name, &replace),
+        ("the new name, from another directory", takes_the_new_name, &into),
+        ("what it is exchanged for", takes_the_name, &exchange),
+    ];
+    for shared in [false, true] {
+        for (what, between, work) in all {
+            let s = Scene::new(shared, FileKind::File);
+            let x = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
+            let sub = s.volume.lookup(s.dir, b"sub").unwrap().ino;
+            s.volume.create(sub, b"x", &x, &user(OURS)).unwrap();
+            let done = s.with_between(Place::Walked, between, work);
+            assert!(matches!(done, Err(Error::Perm)), "{what} ({shared}): {done:?}");
+        }
+        let s = Scene::new(shared, FileKind::File);
+        let done = s.with_between(Place::Asked, is_given_away, replace);
+        assert!(matches!(done, Err(Error::Perm)), "{done:?}");
+        let done = s.volume.rename_path(b"t/ours", b"t/new", RenameMode::Replace, &user(THEIRS));
+        assert!(done.is_ok(), "{done:?}");
+    }
+}
+
+/// A directory is moved, and gets another `..`, by who may write it alone: also as the partner of an exchange.
+#[test]
+fn a_directory_that_moves_is_written_by_who_moves_it() {
+    let s = Scene::new(false, FileKind::File);
+    let (v, root) = (&*s.volume, Cred::root());
+    for (path, mode, owner) in [(b"t/sub/ours".as_slice(), 0o755, OURS), (b"t/closed!", 0o555, OURS)] {
+        let ino = v.mkdir_path(path, mode, &root).unwrap().ino;
+        v.setattr(ino, &SetAttr { uid: Some(owner), ..SetAttr::default() }).unwrap();
+    }
+    let [to, from] = [(b"t/sub/ours".as_slice(), b"t/closed!".as_slice()), (b"t/closed!", b"t/sub/ours")]
+        .map(|(a, b)| v.rename_path(a, b, RenameMode::Exchange, &user(OURS)));
+    assert!(matches!((&to, &from), (Err(Error::Access), Err(Error::Access))), "{to:?} {from:?}");
+    v.rename_path(b"t/closed!", b"t/closed", RenameMode::Replace, &user(OURS)).unwrap();
+}
+
+#[test]
+fn no_link_is_made_where_it_may_not_be_any_more() {
+    for place in [Place::Walked, Place::Asked] {
+        let s = Scene::new(false, FileKind::File);
+        let done = s.with_between(place, is_closed, |v, cred| v.link_path(b"t/ours", b"t/new", cred));
+        assert!(matches!(done, Err(Error::Access)), "{place:?}: {done:?}");
+        assert_eq!(s.owner(b"new"), None);
+    }
+}
