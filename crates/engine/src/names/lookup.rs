@@ -67,8 +67,7 @@ impl MountedVolume {
     /// [`Self::find_in`] a directory that is only looked at, of another name than `.`. `leave`: it is to be taken away.
     fn find_seen(&self, d: &Cell, name: &[u8], leave: bool) -> Result<Option<CellRef<'_>>> {
         if name == b".." {
-            let parent = d.state.read().parent;
-            return Ok(self.find(parent)?.map(CellRef::Loaded));
+            return Ok(self.find_above(d)?.map(CellRef::Loaded));
         }
         if name.len() > NAME_MAX {
             return Err(Error::NameTooLong);
@@ -153,6 +152,27 @@ impl MountedVolume {
             if d.state.read().version() == version {
                 return Err(self.fail_for_lost(d.ino, inode.ino));
             }
+        }
+    }
+
+    /// The directory above another one, of which only the number is known: what was found counts where it is still there, and above
+    /// `d`, after that.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where `d` has been removed: what was above it may be gone, and another inode have its number.
+    fn find_above(&self, d: &Cell) -> Result<Option<Arc<Cell>>> {
+        let above = || {
+            let st = d.state.read();
+            check_alive(&st).map(|()| st.parent)
+        };
+        let mut parent = above()?;
+        loop {
+            let found = self.find(parent)?;
+            let now = above()?;
+            if now == parent {
+                return Ok(found.filter(|c| c.kind == FileKind::Dir && !c.state.read().deleted));
+            }
+            parent = now;
         }
     }
 

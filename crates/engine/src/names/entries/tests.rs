@@ -234,6 +234,14 @@ fn the_journal_has_room_for_what_was_admitted() {
     assert!(files.iter().all(|f| extents(f) == 0));
 }
 
+/// The directory that gets the number of one that was removed.
+fn number_given_again(v: &Volume, old: InodeNo) -> Arc<Cell> {
+    v.sync().unwrap();
+    v.mounted().domains.iter().for_each(|d| d.checkpoint().unwrap());
+    let again = (0..5000).map(|n| mkdir(v, InodeNo::ROOT, format!("again{n}").as_bytes())).find(|d| d.ino == old);
+    again.expect("the number is given again")
+}
+
 /// The directory of a path is removed, and another one gets its number, before the operation comes to it.
 #[test]
 fn a_path_leads_to_the_directory_that_had_the_name() {
@@ -244,10 +252,7 @@ fn a_path_leads_to_the_directory_that_had_the_name() {
     let (dir, name) = v.parent_cell(b"d/x", &Cred::root()).unwrap();
     assert_eq!((dir.ino, name), (old, b"x".as_slice()));
     v.rmdir(root, b"d").unwrap();
-    v.sync().unwrap();
-    i.domains.iter().for_each(|d| d.checkpoint().unwrap());
-    let again = (0..5000).map(|n| mkdir(&v, root, format!("d{n}").as_bytes())).find(|d| d.ino == old);
-    let again = again.expect("the number is given again");
+    let again = number_given_again(&v, old);
     assert!(again.generation != dir.generation);
     // where only the number is known, it is the other directory that is changed
     make(&v, old, b"y").unwrap();
@@ -262,6 +267,25 @@ fn a_path_leads_to_the_directory_that_had_the_name() {
     gone(rename((i.cell(root).unwrap(), b"f"), dir.clone()));
     gone(rename((dir, b"y"), i.cell(root).unwrap()));
     assert!(has(&v, old, b"y") && !has(&v, old, b"x") && has(&v, root, b"f"));
+}
+
+/// What is above a directory that was removed may be gone, and another one have its number.
+#[test]
+fn a_removed_directory_has_nothing_above_it() {
+    let v = volume();
+    let root = InodeNo::ROOT;
+    let above = mkdir(&v, root, b"above").ino;
+    let dir = mkdir(&v, above, b"dir").ino;
+    let open = v.open(dir).unwrap();
+    assert_eq!(v.lookup(dir, b"..").unwrap().ino, above);
+    v.rmdir(above, b"dir").unwrap();
+    v.rmdir(root, b"above").unwrap();
+    number_given_again(&v, above);
+    let found = v.lookup(dir, b"..");
+    assert!(matches!(found, Err(Error::NotFound)), "{found:?}");
+    // as long as it is open
+    assert_eq!(v.lookup(dir, b".").unwrap().ino, dir);
+    drop(open);
 }
 
 /// While entries may be stale, only those are noted whose inodes were seen to hang there.
