@@ -274,6 +274,11 @@ impl Durability {
         self.dirty_tx.is_none() && self.sent_tx <= committed
     }
 
+    /// Whether no transaction will write it, and the last that did is not `pending`: nothing is newer in memory than on the device.
+    pub fn is_written(&self, pending: impl Fn(TxId) -> bool) -> bool {
+        self.dirty_tx.is_none() && !pending(self.sent_tx)
+    }
+
     /// Whether the inode's existence and its names are durable.
     pub fn names_durable(&self, committed: TxId) -> bool {
         self.linked_at <= self.link_synced || (self.linked_at <= self.sent_version && self.sent_tx <= committed)

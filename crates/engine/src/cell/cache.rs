@@ -245,7 +245,7 @@ impl CellCache {
             }
             for c in s.all() {
                 let cold = (want.cells > 0 || want.index_bytes > 0) && !c.hot.swap(false, Relaxed);
-                let has_extents = evict_content(&c, cold, &mut want, &mut gone);
+                let has_extents = evict_content(&c, cold, pending, &mut want, &mut gone);
                 if (want.cells > 0 || has_extents)
                     && cold
                     && let Some(own) = s.evict_cell(&c, pending, leaves)
@@ -265,12 +265,21 @@ impl CellCache {
 
 /// Drops what a cell has and does not need: clean pages, where some are wanted, or of a `cold` directory its buckets. Whether it is a
 /// cold file of so many extents that they count as an index, which is wanted and goes with the cell alone.
-fn evict_content(c: &Arc<Cell>, cold: bool, want: &mut Memory, gone: &mut Memory) -> bool {
+fn evict_content(
+    c: &Arc<Cell>,
+    cold: bool,
+    pending: &dyn Fn(DomainId, TxId) -> bool,
+    want: &mut Memory,
+    gone: &mut Memory,
+) -> bool {
     if (want.pages > 0 || want.index_bytes > 0 && cold)
         && let Some(mut st) = c.state.try_write()
         // under the lock: a flush raises it there
         && c.inflight.load(Acquire) == 0
     {
+        // Held by no transaction, or all that any has written is durable: its buckets are on the device, whoever has it open. (The
+        // buckets of one that a commit is writing count as clean before they are there.)
+        let on_device = Arc::strong_count(c) == 2 || st.durability.is_written(|t| pending(c.domain, t));
         match &mut st.body {
             Body::File(f) if want.pages > 0 => {
                 let n = f.pages.evict_clean(want.pages);
@@ -281,8 +290,7 @@ fn evict_content(c: &Arc<Cell>, cold: bool, want: &mut Memory, gone: &mut Memory
                 f.counted -= n;
                 gone.index_bytes += usize::from(n) * FileBody::INDEX_STEP;
             }
-            // held by no transaction: its buckets are on the device
-            Body::Dir(d) if cold && Arc::strong_count(c) == 2 => {
+            Body::Dir(d) if cold && on_device => {
                 d.index.evict_clean();
                 let n = d.counted.saturating_sub(d.index.loaded_bytes());
                 d.counted -= n;

@@ -171,6 +171,43 @@ fn names_of_small_directories_count() {
     v.unmount().unwrap();
 }
 
+/// Large directories that a process has open, and does not use.
+#[test]
+fn names_of_open_directories_go() {
+    let v = with_budget(64 << 10, 1);
+    let node = |kind| NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" };
+    const DIRS: u64 = 40;
+    const NAMES: u64 = 1000;
+    let mut open = Vec::new();
+    for d in 0..DIRS {
+        let dir = v.create(InodeNo::ROOT, format!("d{d}").as_bytes(), &node(FileKind::Dir), &Cred::root()).unwrap().ino;
+        open.push(v.open(dir).unwrap());
+        for f in 0..NAMES {
+            let name = format!("{f:0>200}");
+            v.create(dir, name.as_bytes(), &node(FileKind::File), &Cred::root()).unwrap();
+        }
+        v.sync().unwrap();
+        (0..2).for_each(|_| v.mounted().balance_memory());
+        let all: u64 = counted(&v).iter().sum();
+        assert!(all <= BUDGET, "{all} bytes of {BUDGET}, {} directories are open", open.len());
+    }
+    const { assert!(DIRS * NAMES * 256 > BUDGET) };
+    // what was changed since it was written stays, and counts
+    let handles = open.iter().map(|f| v.mounted().cell(f.ino()).unwrap());
+    handles.clone().for_each(|c| assert!(std::sync::Arc::strong_count(&c) > 2, "a handle that is a pin"));
+    let unwritten = |n: u64| format!("new{n}");
+    open.iter().enumerate().for_each(|(n, f)| {
+        v.create(f.ino(), unwritten(n as u64).as_bytes(), &node(FileKind::File), &Cred::root()).unwrap();
+    });
+    forget_all(&v);
+    for (n, f) in open.iter().enumerate() {
+        let names = names(&v, f.ino());
+        assert!(names.len() == NAMES as usize + 1 && names.contains(&unwritten(n as u64)), "{} names", names.len());
+    }
+    drop(open);
+    v.unmount().unwrap();
+}
+
 /// As a check of a volume that was not unmounted does it, without a background.
 #[test]
 fn who_looks_at_all_names_keeps_to_the_budget() {
