@@ -432,6 +432,10 @@ impl DirIndex {
     pub fn remove(&mut self, hash: u64, name: &[u8], load: Load<'_>) -> Result<Option<Dentry>> {
         self.ensure_probed(home_position(hash), load)?;
         let Some((first, i)) = self.locate(hash, name) else { return Ok(None) };
+        if first != 0 && self.buckets.len() == 2 {
+            // it may be the last name: whether there is one in the first bucket has to be known then
+            self.ensure(0, load)?;
+        }
         let shared = self.shared && !self.inline;
         let Some(b) = self.buckets.get_mut(first) else { return Ok(None) };
         let Some(entries) = b.entries.as_mut() else { return Ok(None) };

@@ -449,9 +449,8 @@ impl Domain {
             out.writes.push((addr, Payload::Bucket(block)));
         }
         self.free_runs(tx, &mut freed);
-        if let Body::Dir(d) = &st.body
-            && !d.index.is_inline()
-        {
+        // none where it is small, or empty again
+        if let Body::Dir(d) = &st.body {
             st.size = d.map.blocks() * 4096;
         }
         charge.settle(had, self.shared.quotas.blocks_of(st));

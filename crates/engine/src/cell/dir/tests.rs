@@ -326,6 +326,28 @@ fn a_directory_grows_to_buckets_and_goes_back_when_empty() {
     assert_eq!(disk, Disk::Inline(vec![]));
 }
 
+/// Also where the first bucket, which is always there, was emptied before the others, and is not in memory.
+#[test]
+fn a_directory_goes_back_whose_first_bucket_was_emptied_first() {
+    let mut d = DirIndex::new_empty();
+    let mut disk = Disk::Inline(vec![]);
+    let hash = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) & HASH_MAX;
+    let name = |i: u64| format!("file{i}").into_bytes();
+    let none: Load<'_> = &mut |_| panic!("all is loaded");
+    (1..=1000u64).for_each(|i| d.insert(hash(i), dentry(&name(i), i), none).unwrap());
+    let second = d.buckets.next_first(0).unwrap();
+    let in_first = |i: &u64| hash(*i) < second;
+    (1..=1000).filter(in_first).for_each(|i| drop(d.remove(hash(i), &name(i), none).unwrap().unwrap()));
+    disk.apply(d.take_dirty());
+    d.evict_clean();
+    let on_disk = disk.clone();
+    let load: Load<'_> = &mut |l| on_disk.load(l);
+    (1..=1000).filter(|i| !in_first(i)).for_each(|i| drop(d.remove(hash(i), &name(i), load).unwrap().unwrap()));
+    assert!(d.is_empty(load).unwrap() && d.is_inline());
+    disk.apply(d.take_dirty());
+    assert_eq!(disk, Disk::Inline(vec![]));
+}
+
 /// A name just before a place where a bucket could begin is changed beside others, unless one does begin there.
 #[test]
 fn a_name_near_a_border_is_opened_where_no_bucket_begins_there() {

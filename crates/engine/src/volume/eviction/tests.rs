@@ -208,6 +208,35 @@ fn names_of_open_directories_go() {
     v.unmount().unwrap();
 }
 
+/// A directory that was emptied takes no blocks, as a new one.
+#[test]
+fn a_directory_that_was_emptied_gives_its_blocks_back() {
+    let v = with_budget(64 << 10, 1);
+    let node = |kind| NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" };
+    let dir = v.create(InodeNo::ROOT, b"dir", &node(FileKind::Dir), &Cred::root()).unwrap();
+    v.sync().unwrap();
+    let used = || v.mounted().dom(crate::DomainId(0)).space.used();
+    let (size, before) = (dir.size, used());
+    let name = |n: u32| format!("{n:0>100}").into_bytes();
+    const NAMES: u32 = 20_000;
+    for n in 0..NAMES {
+        v.create(dir.ino, &name(n), &node(FileKind::File), &Cred::root()).unwrap();
+    }
+    v.sync().unwrap();
+    let (full, most) = (v.getattr(dir.ino).unwrap(), used());
+    assert!(full.size > u64::from(NAMES) * 100 && full.sectors * 512 == full.size && most > before + full.size / 4096);
+    for (n, all) in [(0, NAMES / 2), (NAMES / 2, NAMES)] {
+        (n..all).for_each(|n| v.unlink(dir.ino, &name(n)).unwrap());
+        v.sync().unwrap();
+        forget_all(&v);
+    }
+    let empty = v.getattr(dir.ino).unwrap();
+    assert_eq!((empty.size, empty.sectors), (size, 0));
+    // the tables of inodes stay, for others
+    assert!(used() < most - full.size / 4096, "{} blocks of {most}, {before} before", used());
+    v.unmount().unwrap();
+}
+
 /// As a check of a volume that was not unmounted does it, without a background.
 #[test]
 fn who_looks_at_all_names_keeps_to_the_budget() {
