@@ -150,6 +150,30 @@ def making_names_leaves_what_was_accepted(volume, _top):
 
 
 @check(seconds=120)
+def directories_elsewhere_leave_what_was_accepted(volume, _top):
+    """Directories go to all domains, also where a file was granted room that is in another directory."""
+    piece = os.urandom(MIB)
+    for options in ((), ("fileflags",)):
+        with with_little_room(volume, *options, size=128 * MIB) as own:
+            sides = [own.mnt / "side0", own.mnt / "side1"]
+            held = []
+            for side in sides:
+                side.mkdir()
+                held.append(new(side / "held"))
+            own.settle()
+            leave(own, 16 * MIB)
+            for fd in held:
+                with no_space_allowed():
+                    write_all(fd, piece, 6)
+            with no_space_allowed():
+                for _ in directories(own.mnt):
+                    pass
+            for fd in held:
+                synced(fd)
+                os.close(fd)
+
+
+@check(seconds=120)
 def writing_through_leaves_what_was_accepted(volume, _top):
     """With `fileflags` a file opened when there is little room is written through, beside one that was opened before."""
     piece = os.urandom(MIB)

@@ -63,6 +63,10 @@ def write_directly(path):
         os.close(fd)
 
 
+def waiting_helpers(server):
+    return [t for t in threads_named(server, "fuse-helper") if state(server, t) == "D"]
+
+
 @check(seconds=120)
 def who_waits_for_pages_keeps_nobody_else_waiting(volume, _top):
     """LSEEK of a file has the kernel drop its pages, and waits for the lock of one that is being read. There was one thread for all
@@ -89,10 +93,9 @@ def who_waits_for_pages_keeps_nobody_else_waiting(volume, _top):
             wait_for("pages that are being read", lambda: all(state(pid, pid) == "D" for pid in readers), PATIENCE)
             stack.enter_context(children_of(NOBODY, [lambda path=path: seek_data(path) for path in 3 * cold]))
             stack.callback(os.kill, v.server, signal.SIGCONT)
-            helpers = lambda: [t for t in threads_named(server, "fuse-helper") if state(server, t) == "D"]
-            wait_for("a helper that waits for a page", helpers, PATIENCE)
+            wait_for("a helper that waits for a page", lambda: waiting_helpers(server), PATIENCE)
             for path in removed:
                 must(in_child(lambda path=path: free_after(path), PATIENCE) > 0, "blocks are free")
             in_child(lambda: seek_data(other), PATIENCE)
             same(in_child(lambda: write_directly(v.mnt / "direct"), PATIENCE), 4096, "bytes written directly")
-            must(helpers(), "those who came first wait still")
+            must(waiting_helpers(server), "those who came first wait still")
