@@ -1,17 +1,20 @@
 """Limits of users, groups and directories, asked by real users."""
 
 import contextlib
+import ctypes
 import errno
 import json
 import mmap
 import os
 import shutil
+import signal
+import struct
 import subprocess
 import threading
 import time
 
-from fslib import run, wait_for
-from mount_tests.common import NOBODY, as_nobody, check, must, refused, root_only, same
+from fslib import Failed, Skipped, run, wait_for
+from mount_tests.common import LIBC, NOBODY, as_nobody, check, must, refused, root_only, same
 from mount_tests.space import small
 
 MIB = 1 << 20
@@ -213,6 +216,64 @@ def quota_of_what_goes_past_the_cache(volume, _top):
 
         as_nobody(whole_limit)
         same(used(own, *ME), (300, 1), "the limit")
+
+
+def submit_direct_write(fd, data, offset):
+    """Hands a write over to Linux AIO: `io_submit` returns before it is done."""
+    io_setup, io_submit = 206, 209
+    context = ctypes.c_ulong(0)
+    if LIBC.syscall(io_setup, 8, ctypes.byref(context)):
+        raise OSError(ctypes.get_errno(), "io_setup")
+    address = ctypes.addressof(ctypes.c_char.from_buffer(data))
+    # struct iocb of linux/aio_abi.h, with IOCB_CMD_PWRITE
+    order = struct.pack("=QIiHhIQQqQII", 0, 0, 0, 1, 0, fd, address, len(data), offset, 0, 0, 0)
+    order = ctypes.create_string_buffer(order, len(order))
+    orders = (ctypes.c_void_p * 1)(ctypes.addressof(order))
+    if LIBC.syscall(io_submit, context, ctypes.c_long(1), orders) != 1:
+        raise OSError(ctypes.get_errno(), "io_submit")
+
+
+@check
+def quota_and_an_exec_that_waits_for_its_writes(volume, _top):
+    """Who handed direct writes over and then execs waits for them in the kernel, and can be looked at by nobody meanwhile: the
+    server looks at no thread whose requests it has to answer first."""
+    if os.uname().machine != "x86_64":
+        raise Skipped("numbers of calls of x86_64")
+    with volume_with(volume) as own:
+        quota(own, "set", *ME, "--space", str(512 * MIB))
+
+        def submit_and_exec(n):
+            fd = os.open(own.mnt / f"f{n}", os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
+            # within the size, so that nobody waits for it
+            os.ftruncate(fd, 64 * MIB)
+            data = mmap.mmap(-1, 64 * MIB)
+            submit_direct_write(fd, data, 0)
+            os.execv("/bin/true", ["true"])
+
+        servers, children = own.daemons(), []
+        for n in range(4):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    os.setgroups([])
+                    os.setresgid(NOBODY, NOBODY, NOBODY)
+                    os.setresuid(NOBODY, NOBODY, NOBODY)
+                    submit_and_exec(n)
+                finally:
+                    os._exit(1)
+            children.append(pid)
+        for pid in children:
+            ends = []
+            try:
+                wait_for("an exec", lambda: ends.append(os.waitpid(pid, os.WNOHANG)) or ends[-1][0] == pid, 30)
+            except Failed:
+                # who reads of the process in `/proc` hangs as well
+                for server in servers:
+                    os.kill(server, signal.SIGKILL)
+                raise
+            same(ends[-1], (pid, 0), "its exit code")
+        for n in range(4):
+            same((own.mnt / f"f{n}").stat().st_size, 64 * MIB, "size")
 
 
 @check(seconds=120)

@@ -67,8 +67,8 @@ impl Looks {
         Self { lookers: Mutex::default(), look }
     }
 
-    /// What these threads do, of those that are seen in time. On a serving thread only what is rare ([`crate::past_cache`]): it may
-    /// wait for [`PATIENCE`].
+    /// What these threads do, of those that are seen in time. On a serving thread only what is rare ([`crate::past_cache`],
+    /// [`crate::within_quota::taking`]): it may wait for [`PATIENCE`].
     pub fn at(&self, mut threads: Vec<u32>) -> HashMap<u32, Seen> {
         let mut found = HashMap::new();
         let mut lookers = self.lookers.lock();

@@ -83,14 +83,16 @@ impl BraidFs {
         self.jobs.send_for(&owners, whose, move |fs| fs.take_quota_beside(b));
     }
 
-    /// The thread of a WRITE and its call, where it was granted blocks: perhaps in another call, whose bytes are in the cache.
+    /// The thread of a WRITE and its call, where it was granted blocks: perhaps in another call, whose bytes are in the cache. By Linux
+    /// AIO it may have gone on long ago, even to an `execve` that waits for this WRITE: it is not looked at from here. A call that
+    /// is not seen is none that it was granted something for.
     fn granted_to(&self, req: &Request<'_>, owners: &[QuotaOwner]) -> Option<Asker> {
-        let mut asker = Asker { id: req.node(), thread: req.head.pid, call: None };
-        if !owners.iter().any(|owner| self.quota_grants.of(*owner).has_granted(asker)) {
+        let asker = Asker { id: req.node(), thread: req.head.pid, call: None };
+        if asker.thread == 0 || !owners.iter().any(|owner| self.quota_grants.of(*owner).has_granted(asker)) {
             return None;
         }
-        asker.call = requester::call(req);
-        Some(asker)
+        let seen = self.looks.at(vec![asker.thread]).remove(&asker.thread)?;
+        Some(Asker { call: seen.call, ..asker })
     }
 
     /// Takes blocks of all owners, or names the first one that has too few beside what the kernel was granted.
