@@ -139,6 +139,18 @@ impl DirtyGrants {
     /// looked at under the lock: else what was written back in between would count neither here nor there. So does `tell`, which
     /// is told how much is granted then.
     pub fn grant(&self, asker: Asker, blocks: u64, room: impl FnOnce() -> u64, tell: impl FnOnce(u64)) -> bool {
+        self.grant_of(u64::MAX, asker, blocks, room, tell)
+    }
+
+    /// [`Self::grant`], where it makes no more than `most` blocks that are granted, or all of them.
+    pub fn grant_of(
+        &self,
+        most: u64,
+        asker: Asker,
+        blocks: u64,
+        room: impl FnOnce() -> u64,
+        tell: impl FnOnce(u64),
+    ) -> bool {
         let mut l = self.0.lock();
         let Asker { id, call, .. } = asker;
         if let Some(before) = l.writers.remove(&asker.key()).filter(|w| w.past_cache) {
@@ -148,8 +160,9 @@ impl DirtyGrants {
             l.forget_gone();
             l.look_at = 2 * l.writers.len();
         }
-        let taking = l.taking;
-        let granted = l.granted.checked_add(blocks).filter(|g| room() >= g.saturating_add(taking));
+        let (before, taking) = (l.granted, l.taking);
+        let few = |granted: &u64| before == 0 || *granted <= most;
+        let granted = before.checked_add(blocks).filter(few).filter(|g| room() >= g.saturating_add(taking));
         tell(granted.unwrap_or(l.granted));
         let Some(granted) = granted else { return false };
         l.granted = granted;
@@ -161,8 +174,8 @@ impl DirtyGrants {
     /// A request is about to take so many blocks past the cache: they are counted until [`Self::has_taken`], where they fit into
     /// `room` beside what is granted, or nothing is, so that who counts them knows better. `of`: the thread and its call, where the
     /// kernel has asked before that: of what was granted then they are taken now, and not by the cache. The call may have more
-    /// requests under way at once, which have the rest.
-    pub fn take(&self, of: Option<Asker>, blocks: u64, room: impl FnOnce() -> u64) -> bool {
+    /// requests under way at once, which have the rest. How many of them were granted to the call, for [`Self::take_less`].
+    pub fn take(&self, of: Option<Asker>, blocks: u64, room: impl FnOnce() -> u64) -> Option<u64> {
         let mut l = self.0.lock();
         let (key, call) = (of.filter(|of| of.thread != 0).map(|of| of.key()), of.and_then(|of| of.call));
         let of = of.map(|of| of.id);
@@ -178,7 +191,18 @@ impl DirtyGrants {
                 writer.past_cache = true;
             }
         }
-        fits
+        fits.then_some(own)
+    }
+
+    /// A request that [took](Self::take) these blocks, of which so many were its call's `own`, does not take them.
+    pub fn take_less(&self, of: Option<Asker>, blocks: u64, own: u64) {
+        let mut l = self.0.lock();
+        (l.granted, l.taking) = (l.granted.saturating_add(own), l.taking.saturating_sub(blocks));
+        if let Some(of) = of
+            && let Some(writer) = l.writers.get_mut(&of.key()).filter(|w| w.id == of.id && w.call == of.call)
+        {
+            writer.blocks += own;
+        }
     }
 
     /// Whether the thread was granted some of the file last, in whichever call.
@@ -287,6 +311,12 @@ mod tests {
         WireId::new(InodeNo(n), 1)
     }
 
+    impl DirtyGrants {
+        fn takes(&self, of: Option<Asker>, blocks: u64, room: impl FnOnce() -> u64) -> bool {
+            self.take(of, blocks, room).is_some()
+        }
+    }
+
     /// A look at threads that do this.
     fn seeing(doing: impl Fn(u32) -> Doing) -> impl FnOnce(Vec<u32>) -> HashMap<u32, Seen> {
         move |threads| threads.into_iter().map(|t| (t, Seen { doing: doing(t), call: None })).collect()
@@ -330,30 +360,58 @@ mod tests {
     #[test]
     fn what_goes_past_the_cache_fits_beside_it() {
         let a = DirtyGrants::default();
-        assert!(a.take(None, 500, || 100), "nothing is granted: who counts them tells");
+        assert!(a.takes(None, 500, || 100), "nothing is granted: who counts them tells");
         assert!(a.is_taking() && !a.grant(by(10, 1), 1, || 100, drop));
         a.has_taken(500);
         assert!(!a.is_taking() && a.grant(by(10, 1), 60, || 100, drop));
         assert!(
-            !a.take(None, 41, || 100)
-                && a.take(None, 40, || 100)
-                && !a.take(None, 1, || 100)
+            !a.takes(None, 41, || 100)
+                && a.takes(None, 40, || 100)
+                && !a.takes(None, 1, || 100)
                 && !a.grant(by(10, 2), 1, || 100, drop)
         );
         a.has_taken(40);
         assert!(a.grant(by(10, 2), 40, || 100, drop));
         let w = a.write_back_seeing(seeing(|_| Doing::Other));
-        assert!(!a.take(None, 1, || 100));
+        assert!(!a.takes(None, 1, || 100));
         assert_eq!(a.written_back(w).blocks, 0);
-        assert!(a.take(None, 1, || 0));
+        assert!(a.takes(None, 1, || 0));
         // what a thread was granted for the call that it takes them in is its own
         a.has_taken(1);
         assert!(a.grant(by(10, 1), 60, || 100, drop) && a.grant(by(11, 2), 40, || 100, drop));
-        assert!(!a.take(Some(by(11, 1)), 60, || 100) && !a.take(Some(by(10, 3)), 1, || 100), "another's");
-        assert!(!a.take(Some(by(10, 1)), 61, || 100) && a.take(Some(by(10, 1)), 60, || 100));
-        assert!(!a.take(Some(by(10, 1)), 1, || 100), "once");
+        assert!(!a.takes(Some(by(11, 1)), 60, || 100) && !a.takes(Some(by(10, 3)), 1, || 100), "another's");
+        assert!(!a.takes(Some(by(10, 1)), 61, || 100) && a.takes(Some(by(10, 1)), 60, || 100));
+        assert!(!a.takes(Some(by(10, 1)), 1, || 100), "once");
         a.has_taken(60);
         assert!(a.grant(by(10, 1), 60, || 100, drop));
+    }
+
+    /// Of two owners the second one refuses: what the call was granted by the first is the call's, as before.
+    #[test]
+    fn who_takes_less_has_its_grant_again() {
+        let a = DirtyGrants::default();
+        assert!(a.grant(by(10, 1), 60, || 100, drop) && a.grant(by(11, 2), 40, || 100, drop));
+        let own = a.take(Some(by(10, 1)), 70, || 130);
+        assert_eq!(own, Some(60));
+        a.take_less(Some(by(10, 1)), 70, 60);
+        assert!(!a.is_taking() && !a.grant(by(12, 3), 1, || 100, drop), "as much is granted as before");
+        assert_eq!(a.take(Some(by(10, 1)), 60, || 0), Some(60), "and to whom it was");
+        assert_eq!(a.take(None, 5, || 105), Some(0));
+        a.take_less(None, 5, 0);
+        a.has_taken(60);
+        assert!(!a.is_taking() && a.grant(by(10, 1), 60, || 100, drop));
+    }
+
+    /// The bound is for what the kernel may hold: what goes past the cache is none of that, and a `write` alone is let in whole.
+    #[test]
+    fn what_is_taken_is_held_to_the_limit_alone() {
+        let a = DirtyGrants::default();
+        let grants = |thread, blocks| a.grant_of(100, by(10, thread), blocks, || 10_000, drop);
+        assert_eq!(a.take(None, 5000, || 10_000), Some(0));
+        assert!(grants(1, 60) && !grants(2, 41) && grants(2, 40));
+        let w = a.write_back_seeing(seeing(|_| Doing::Other));
+        assert_eq!(a.written_back(w).blocks, 0);
+        assert!(!grants(1, 5001) && grants(1, 5000) && !grants(2, 1));
     }
 
     /// A direct write is several requests at once, the first of which leaves the others what its call was granted.
@@ -361,12 +419,12 @@ mod tests {
     fn the_requests_of_a_call_share_what_it_was_granted() {
         let a = DirtyGrants::default();
         assert!(a.grant(by(10, 1), 60, || 100, drop) && a.grant(by(11, 2), 40, || 100, drop));
-        assert!(a.take(Some(by(10, 1)), 25, || 100));
+        assert!(a.takes(Some(by(10, 1)), 25, || 100));
         assert!(!a.grant(by(12, 3), 1, || 100, drop), "the rest is granted still");
         // what the first has by now counts twice
-        assert!(a.take(Some(by(10, 1)), 25, || 75) && !a.take(Some(by(10, 1)), 11, || 75), "10 are left of it");
+        assert!(a.takes(Some(by(10, 1)), 25, || 75) && !a.takes(Some(by(10, 1)), 11, || 75), "10 are left of it");
         a.has_taken(50);
-        assert!(a.take(Some(by(10, 1)), 10, || 50) && !a.take(Some(by(10, 1)), 1, || 50));
+        assert!(a.takes(Some(by(10, 1)), 10, || 50) && !a.takes(Some(by(10, 1)), 1, || 50));
         a.has_taken(10);
         let mut granted = 0;
         a.tell(|blocks| granted = blocks);
@@ -376,11 +434,11 @@ mod tests {
             |n| requester::parse_call(&format!("1 0x{n} 0x1 0x1000 0x0 0x0 0x0 0x7ffff0000000 0x55550000")).unwrap();
         let in_call = |n| Asker { call: Some(call(n)), ..by(12, 4) };
         assert!(a.grant(in_call(3), 60, || 100, drop) && a.has_granted(by(12, 4)) && !a.has_granted(by(10, 4)));
-        assert!(!a.take(Some(in_call(5)), 1, || 100) && !a.take(Some(by(12, 4)), 1, || 100));
-        assert!(a.take(Some(in_call(3)), 60, || 100));
+        assert!(!a.takes(Some(in_call(5)), 1, || 100) && !a.takes(Some(by(12, 4)), 1, || 100));
+        assert!(a.takes(Some(in_call(3)), 60, || 100));
         a.has_taken(60);
         // what a call did not take so is not in the cache either
-        assert!(a.grant(by(10, 1), 20, || 100, drop) && a.take(Some(by(10, 1)), 5, || 100));
+        assert!(a.grant(by(10, 1), 20, || 100, drop) && a.takes(Some(by(10, 1)), 5, || 100));
         a.has_taken(5);
         assert!(!a.grant(by(10, 1), 56, || 95, drop) && a.grant(by(10, 1), 55, || 95, drop));
     }

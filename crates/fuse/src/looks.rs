@@ -63,7 +63,8 @@ impl Default for Looks {
 }
 
 impl Looks {
-    fn by(look: Look) -> Self {
+    /// Those who look do it so.
+    pub(crate) fn by(look: Look) -> Self {
         Self { lookers: Mutex::default(), look }
     }
 

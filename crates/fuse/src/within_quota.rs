@@ -43,11 +43,12 @@ use std::time::{Duration, Instant};
 const UNSEEN_BLOCKS: u64 = (2 << 20) / 4096;
 /// What `sendfile` and `copy_file_range` write at once (`splice_direct_to_actor` in fs/splice.c), with a page at an end.
 const PIPE_BLOCKS: u64 = 17;
-/// So much is granted to an owner before the kernel writes back, at most (1 GiB): more would be remembered by file for ever.
+/// So much is granted to an owner before the kernel writes back, at most (1 GiB), but for one `write` of more: more would be
+/// remembered by file for ever.
 const MOST_BLOCKS: u64 = 1 << 18;
 /// How long a `write` that does not fit waits for others that are under way.
 const IN_FLIGHT: Duration = Duration::from_millis(100);
-/// How long it waits for requests that take blocks past the cache, and count twice meanwhile.
+/// How long anybody waits for requests that take blocks past the cache, and count twice meanwhile.
 const TAKES: Duration = Duration::from_secs(10);
 
 type Ledgers = Mutex<HashMap<QuotaOwner, Arc<DirtyGrants>>, rank::QuotaGrants>;
@@ -187,8 +188,8 @@ impl BraidFs {
     /// Grants blocks where they fit beside what else was granted to each owner; the first that has no room for them refuses.
     fn grants(&self, asker: Asker, blocks: u64, owners: &[QuotaOwner]) -> Result<(), QuotaOwner> {
         let refuses = |owner: &QuotaOwner| {
-            let room = || self.vol.quota_left(*owner).unwrap_or(u64::MAX).min(MOST_BLOCKS);
-            !self.quota_grants.of(*owner).grant(asker, blocks, room, drop)
+            let room = || self.vol.quota_left(*owner).unwrap_or(u64::MAX);
+            !self.quota_grants.of(*owner).grant_of(MOST_BLOCKS, asker, blocks, room, drop)
         };
         let Some(first) = owners.iter().position(refuses) else { return Ok(()) };
         // of a write that is not let in the others have nothing to count
@@ -238,19 +239,19 @@ impl BraidFs {
             }
             return self.fit_room(fit.asker, fit.range, fit.doing, fit.later, fit.waiting);
         };
-        let taking = fit.owners.iter().any(|owner| self.quota_grants.of(*owner).is_taking());
-        let patience = match unseen {
-            _ if taking => TAKES,
-            true => LATELY + IN_FLIGHT,
-            false => IN_FLIGHT,
-        };
-        if (blocks > 0 || taking) && fit.since.elapsed() < patience {
+        let taking = self.is_taking_of(&fit.owners);
+        if (blocks > 0 || taking) && fit.since.elapsed() < patience(taking, unseen) {
             std::thread::sleep(Duration::from_micros(500));
             // as above
             self.jobs.send_for(&fit.owners.clone(), fit.whose, move |fs| fs.fit_quota(fit));
             return;
         }
         fit.later.done(Err(refusal(refused)));
+    }
+
+    /// Whether a request is taking blocks of one of the owners past the cache.
+    fn is_taking_of(&self, owners: &[QuotaOwner]) -> bool {
+        owners.iter().any(|owner| self.quota_grants.of(*owner).is_taking())
     }
 
     /// Does what an owner's limit may refuse, and does it again where files that were replaced are gone then, and count no more; and
@@ -296,6 +297,16 @@ impl BraidFs {
             }
         }
         self.tell_again(unknown);
+    }
+}
+
+/// How long a request waits for others: for those that are `taking` blocks past the cache, or for `write`s, of threads that are not all
+/// seen.
+fn patience(taking: bool, unseen: bool) -> Duration {
+    match unseen {
+        _ if taking => TAKES,
+        true => LATELY + IN_FLIGHT,
+        false => IN_FLIGHT,
     }
 }
 

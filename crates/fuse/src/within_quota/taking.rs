@@ -21,13 +21,21 @@ pub(crate) struct TakingQuota {
 /// See [`TakingQuota`].
 #[derive(Debug)]
 struct Taken {
-    of: Vec<Arc<DirtyGrants>>,
+    /// Of each owner also how many of the blocks were granted to the request's call before.
+    of: Vec<(Arc<DirtyGrants>, u64)>,
     blocks: u64,
+}
+
+impl Taken {
+    /// Another owner refuses: what the call was granted is granted again.
+    fn give_back(mut self, of: Option<Asker>) {
+        self.of.drain(..).for_each(|(ledger, own)| ledger.take_less(of, self.blocks, own));
+    }
 }
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        self.of.iter().for_each(|ledger| ledger.has_taken(self.blocks));
+        self.of.iter().for_each(|(ledger, _)| ledger.has_taken(self.blocks));
     }
 }
 
@@ -103,10 +111,11 @@ impl BraidFs {
         let mut taking = Taken { of: Vec::new(), blocks };
         for owner in owners {
             let ledger = self.quota_grants.of(*owner);
-            if !ledger.take(of, blocks, || self.vol.quota_left(*owner).unwrap_or(u64::MAX)) {
+            let Some(own) = ledger.take(of, blocks, || self.vol.quota_left(*owner).unwrap_or(u64::MAX)) else {
+                taking.give_back(of);
                 return Err(*owner);
-            }
-            taking.of.push(ledger);
+            };
+            taking.of.push((ledger, own));
         }
         Ok(TakingQuota { _taken: Some(Arc::new(taking)) })
     }
@@ -134,7 +143,7 @@ impl BraidFs {
                 let handled = self.serve_on_helper(&req, &mut out, &later, &cx);
                 self.answer_later(&req, handled, later, &mut out);
             }
-            Err(_) if b.since.elapsed() < if left.unseen { LATELY + IN_FLIGHT } else { IN_FLIGHT } => {
+            Err(_) if b.since.elapsed() < patience(self.is_taking_of(&b.owners), left.unseen) => {
                 std::thread::sleep(Duration::from_micros(500));
                 // as above
                 self.send_beside(b);

@@ -288,6 +288,33 @@ fn with_open_a_write_that_is_refused_for_room_gives_back_its_quota() {
     assert_eq!((ask(), granted()), (Err(Errno::NOSPC), Some(0)));
 }
 
+/// What another request takes past the cache counts twice until that is done: nobody is refused for it before.
+#[test]
+fn who_takes_past_the_cache_waits_for_others_that_do() {
+    use crate::dirty_grants::Asker;
+    use crate::requester::{Doing, Seen};
+    let mut s = Served::without_open();
+    s.fs.looks = crate::looks::Looks::by(|_| Seen { doing: Doing::Writing(None), call: None });
+    let mut kernel = Kernel::of(&mut s);
+    s.limit_user(8 << 20);
+    let (held, file) = (s.of_user(ROOT, "held"), s.of_user(ROOT, "file"));
+    let ledger = s.fs.quota_grants.of(braidfs::QuotaOwner::User(USER));
+    assert!(ledger.grant(Asker { id: held, thread: 1, call: None }, 512, || u64::MAX, drop));
+    assert_eq!(ledger.take(None, 1024, || u64::MAX), Some(0));
+    let arg = abi::FallocateIn { length: 4 << 20, ..abi::FallocateIn::new_zeroed() };
+    assert_eq!(s.handled(&by_user(2, op::FALLOCATE, file, arg.as_bytes())), Ok(Outcome::Deferred));
+    // longer than it waits for a `write`
+    std::thread::sleep(std::time::Duration::from_millis(150));
+    let next = || s.jobs.try_recv().map(|job| job(&s.fs));
+    assert_eq!((next(), next()), (Ok(()), Ok(())));
+    assert!(kernel.told().iter().all(|(notified, _)| *notified), "it is not answered");
+    ledger.has_taken(1024);
+    // and then for room
+    while next().is_ok() {}
+    assert_eq!(kernel.told().last(), Some(&(false, 0)));
+    assert!(!ledger.is_taking());
+}
+
 /// What a `write` was granted is not taken by FALLOCATE: the kernel writes it back first, and what is under way keeps its room.
 #[test]
 fn allocating_leaves_what_was_granted() {
