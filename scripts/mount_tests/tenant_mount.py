@@ -1,5 +1,6 @@
 """Tenants that are mounted by themselves: a connection of their own, nothing stale on either side, nothing lost."""
 
+import concurrent.futures
 import contextlib
 import ctypes
 import errno
@@ -351,25 +352,53 @@ def the_kernel_does_not_take_parked_requests_for_congestion(volume, _top):
             wait_for("the threshold to rise", lambda: int(threshold.read_text()) > before, 10)  # noqa: B023
 
 
-@check
+def sync_for_ever(path, many=4):
+    """Threads that write to a file each and sync that, until the event that is returned; and their errors, 0 for none."""
+    end = threading.Event()
+
+    def one(name):
+        fd = os.open(name, os.O_CREAT | os.O_WRONLY)
+        try:
+            while not end.is_set():
+                os.write(fd, b"s")
+                os.fsync(fd)
+        except OSError as error:
+            return error.errno
+        finally:
+            os.close(fd)
+        return 0
+
+    threads = concurrent.futures.ThreadPoolExecutor(many)
+    return end, [threads.submit(one, f"{path}{n}") for n in range(many)]
+
+
+@check(seconds=120)
 def sigterm_while_a_tenant_is_busy(volume, _top):
-    with tenants(volume) as (v, point):
-        alone(v, point)
-        with open(point / "f", "w", encoding="utf-8") as file:
-            file.write("written before")
-            file.flush()
-            pids = v.daemons()
-            os.kill(pids[0], signal.SIGTERM)
-            wait_for("both to be detached", lambda: not os.path.ismount(point) and not v.mount_entry(), 20)
-            # as users of the volume's own mount, this one is not cut off
-            time.sleep(7)
-            file.write(", and later")
-            file.flush()
-            os.fsync(file.fileno())
-        for pid in pids:
-            wait_for("the end of the daemon", lambda pid=pid: not os.path.exists(f"/proc/{pid}"), 30)
-        v.mount()
-        same((v.mnt / "a/f").read_text(), "written before, and later", "content")
+    """What it asks for then waits its turn, where it has a rate, and is done."""
+    for options in ("transport=dev",), ("fuseblk=never",):
+        with tenants(volume, *options) as (v, point):
+            run(v.binary, "tenant", "set", "--write-iops", "10/10", v.mnt, "a")
+            alone(v, point)
+            with open(point / "f", "w", encoding="utf-8") as file:
+                file.write("written before")
+                file.flush()
+                pids = v.daemons()
+                # more than it may: some wait their turn at any moment
+                end, syncing = sync_for_ever(point / "g")
+                time.sleep(2)
+                os.kill(pids[0], signal.SIGTERM)
+                wait_for("both to be detached", lambda: not os.path.ismount(point) and not v.mount_entry(), 20)
+                # as users of the volume's own mount, this one is not cut off
+                time.sleep(7)
+                file.write(", and later")
+                file.flush()
+                os.fsync(file.fileno())
+                end.set()
+                same([sync.result(20) for sync in syncing], [0] * len(syncing), "errors of who syncs all the time")
+            for pid in pids:
+                wait_for("the end of the daemon", lambda pid=pid: not os.path.exists(f"/proc/{pid}"), 30)
+            v.mount()
+            same((v.mnt / "a/f").read_text(), "written before, and later", "content")
 
 
 @check

@@ -192,7 +192,7 @@ pub(crate) fn run(fresh: Fresh, service: Service<'_>, ready: impl FnOnce()) -> R
     let slots: Arc<[Slot]> = (0..places.all()).map(|_| CachePadded::new(Mutex::new(Some(fs.clone())))).collect();
     drop(fs);
     channel.connections().serve_main(&channel, cfg, &slots);
-    let closing = Closing::new(&channel, &slots);
+    let closing = Closing::new(&channel, &slots, pacer.clone());
     let close = || closing.close(over);
     let crew = Crew {
         channel: &channel,

@@ -72,12 +72,13 @@ impl Places {
 pub(super) struct Closing<'a> {
     channel: &'a Channel,
     slots: &'a [Slot],
+    pacer: Arc<Pacer>,
     done: Mutex<Option<braidfs::Result<()>>, rank::Closing>,
 }
 
 impl<'a> Closing<'a> {
-    pub fn new(channel: &'a Channel, slots: &'a [Slot]) -> Self {
-        Self { channel, slots, done: Mutex::new(None) }
+    pub fn new(channel: &'a Channel, slots: &'a [Slot], pacer: Arc<Pacer>) -> Self {
+        Self { channel, slots, pacer, done: Mutex::new(None) }
     }
 
     /// `over` is called before.
@@ -86,6 +87,8 @@ impl<'a> Closing<'a> {
         if done.is_none() {
             over();
             self.channel.connections().end();
+            // Not before: what users of tenants asked for last waits its turn. Of the volume's own mount nobody waits any more.
+            self.pacer.end();
             *done = Some(close_volume(self.slots));
         }
     }
@@ -193,8 +196,6 @@ impl Crew<'_> {
         }
         let stopped = self.stay(scope, &mut serving, started.is_ok());
         drop(awake);
-        // Who is put aside is answered by now, or the mount is gone.
-        self.pacer.end();
         // The helpers end when the file system is gone.
         let ended = match started {
             Ok(()) if stopped.is_some() => Ok(stopped),
@@ -211,6 +212,8 @@ impl Crew<'_> {
                 Err(RunError::Start(e))
             }
         };
+        // its threads end, also where the volume is not closed here: nothing is put aside then
+        self.pacer.end();
         drop(metrics_go_on);
         ended
     }
