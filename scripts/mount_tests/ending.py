@@ -7,6 +7,7 @@ import pathlib
 import re
 import shutil
 import signal
+import subprocess
 import time
 
 from fslib import fork_for, kill_and_wait, run, wait_for
@@ -160,6 +161,66 @@ def an_unmount_that_lost_the_last_writes_says_so(volume, _top):
         code, said = run(v.binary, "umount", v.mnt, ok=None)
         same((code, said), (0, ""), "unmount of a sound one")
         same(run(v.binary, "fsck", "-f", "-n", image, ok=None)[0], 0, "exit code of fsck")
+
+
+@check
+def an_unmount_tells_of_each_device(volume, _top):
+    """The table of mounts names one of two devices, and the other one fails when the volume is closed."""
+    daemon_only(volume)
+    root_only()
+    with mounted(volume) as v, contextlib.ExitStack() as stack:
+        full, image = on_a_small_disk(v, stack)
+        other = image.with_name("other")
+        own = v.image.with_suffix(".own")
+        stack.callback(own.unlink, missing_ok=True)
+        image.unlink()
+        run(v.binary, "mkfs", "-q", "--size", "256M", own, other)
+        run(v.binary, "mount", "-o", "transport=dev,commit=300", f"{own},{other}", v.mnt)
+        stack.callback(v.force_down)
+        must(v.mount_entry()[2] == "fuseblk.braidfs", f"{v.mount_entry()}")
+        same(run(v.binary, "umount", v.mnt), (0, ""), "unmount of a sound one")
+        run(v.binary, "mount", "-o", "transport=dev,commit=300", f"{own},{other}", v.mnt)
+        # directories of all domains
+        for d in range(16):
+            (v.mnt / f"{d}").mkdir()
+            for n in range(100):
+                (v.mnt / f"{d}/{n:0200}").write_text("x")
+        fill_up(full)
+        code, said = run(v.binary, "umount", v.mnt, ok=None)
+        same(code, 32, f"exit code: {said}")
+        must("not closed properly" in said and "may be lost" in said, said)
+
+
+@check
+def umount_by_force_leaves_what_is_mounted_over_it(volume, _top):
+    """Somebody mounts there while it is synced, which may take long."""
+    daemon_only(volume)
+    root_only()
+    with small_volume(volume) as v:
+        v.mount("transport=dev")
+        leave_dirty(v.mnt / "f", b"not synced")
+        pid = v.daemon()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            command = subprocess.Popen(
+                [v.binary, "umount", "--force", v.mnt], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+            time.sleep(2)
+            run("mount", "-t", "tmpfs", "over", v.mnt)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        said, _ = command.communicate(timeout=60)
+        try:
+            same(command.returncode, 32, f"exit code: {said}")
+            must("something else was mounted over it" in said, said)
+            kinds = [line.split()[2] for line in pathlib.Path("/proc/mounts").read_text().splitlines() if line.split()[1] == str(v.mnt)]
+            same(kinds, ["fuseblk.braidfs", "tmpfs"], "what is mounted there")
+        finally:
+            run("umount", "-t", "tmpfs", v.mnt, ok=None)
+        same(run(v.binary, "umount", "--force", v.mnt), (0, ""), "unmount")
+        v.mount("transport=dev")
+        same((v.mnt / "f").read_bytes(), b"not synced", "content")
+        v.umount()
 
 
 def killed_later(v, pid):

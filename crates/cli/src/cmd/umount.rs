@@ -3,6 +3,7 @@
 //! With plain FUSE the kernel answers umount(2) before the file system's process has written everything: this
 //! command then waits for the lock that the process holds on its devices.
 
+mod devices;
 mod force;
 
 use crate::failure::{Failure, Outcome, host_error, mount_code};
@@ -72,10 +73,12 @@ fn run_checked(args: &Args) -> Outcome {
     // for ever is more than a clock can say: a century
     let deadline = Instant::now() + Duration::from_secs(args.timeout.min(u32::MAX.into()));
     let source = Source::of(&mount);
+    let keeps = source.tenant.is_none() && !is_read_only(&mount);
+    let written = if keeps { devices::all(&backing.devices) } else { Ok(Vec::new()) };
     let is_dead = is_dead(backing.devices.iter().chain(&source.devices));
     match args.force {
         true => force::unmount_or_cut_off(&target, &mount, args.lazy, deadline)?,
-        false => detach(&target, args.lazy, false)?,
+        false => detach(&target, &mount, args.lazy, false)?,
     }
     // The volume stays open where it is mounted elsewhere, too (`mount --bind`).
     let elsewhere = mountinfo::read().iter().any(|m| m.device == mount.device && is_braidfs(m));
@@ -98,9 +101,23 @@ fn run_checked(args: &Args) -> Outcome {
     if let Some(dir) = backing.loop_device {
         wait_detached(&dir, deadline);
     }
-    match source.tenant.is_none() && !is_read_only(&mount) && is_left_open(&backing.devices) {
+    let died = || crate::complain(format_args!("{show}: its server had died; the next mount replays the journal"));
+    let written = match written {
+        Ok(devices) => devices,
+        Err(count) => {
+            match is_dead {
+                true => died(),
+                false => crate::complain(format_args!(
+                    "{show}: unmounted; whether a device failed before all was written cannot be told: the volume has {count} devices, \
+                     and not all of them are found here. See the log of the mount"
+                )),
+            }
+            return Ok(0);
+        }
+    };
+    match is_left_open(&written) {
         true if is_dead => {
-            crate::complain(format_args!("{show}: its server had died; the next mount replays the journal"));
+            died();
             Ok(0)
         }
         true => {
@@ -125,7 +142,7 @@ fn is_dead<'a>(mut devices: impl Iterator<Item = &'a PathBuf>) -> bool {
 /// Whether the volume on `devices`, which nobody has open, was not closed properly, as far as that can be seen.
 fn is_left_open(devices: &[PathBuf]) -> bool {
     // every connection to an export is one more that somebody may wait for
-    if devices.iter().any(|d| is_nbd_uri(d)) {
+    if devices.is_empty() || devices.iter().any(|d| is_nbd_uri(d)) {
         return false;
     }
     let looked = look_at_devices(devices).map(|devices| braidfs_check::is_closed(&devices));
@@ -174,17 +191,31 @@ pub fn backing(mount: &Mount) -> Backing {
     }
 }
 
-/// `forced`: the user has asked for that, which is none yet.
-fn detach(target: &Path, lazy: bool, forced: bool) -> Result<(), Failure> {
+/// Unmounts `mount`, which was on `target` when that was looked at last, and nothing that is mounted over it since. `forced`: the user
+/// has asked for that, which is none yet.
+fn detach(target: &Path, mount: &Mount, lazy: bool, forced: bool) -> Result<(), Failure> {
     let show = target.display();
     let mut flags = UnmountFlags::NOFOLLOW;
     flags.set(UnmountFlags::DETACH, lazy);
     // the server of a tenant that was unmounted a moment ago still has a directory of the volume open, for a moment
-    let (mut tries, mut done) = (50, unmount(target, flags));
-    while done == Err(Errno::BUSY) && tries > 0 && tenants_of(target).is_empty() {
+    let mut tries = 50;
+    let done = loop {
+        match on_top(target, mount) {
+            OnTop::It => {}
+            // somebody else has unmounted it
+            OnTop::Gone => return Ok(()),
+            OnTop::Other => {
+                let why = "something else was mounted over it meanwhile: unmount that first";
+                return Err(Failure::at("cannot unmount", &show, why));
+            }
+        }
+        let done = unmount(target, flags);
+        if done != Err(Errno::BUSY) || tries == 0 || !tenants_of(target).is_empty() {
+            break done;
+        }
         std::thread::sleep(Duration::from_millis(20));
-        (tries, done) = (tries - 1, unmount(target, flags));
-    }
+        tries -= 1;
+    };
     match done {
         Ok(()) => Ok(()),
         Err(Errno::BUSY) => Err(Failure::at(
@@ -202,6 +233,28 @@ fn detach(target: &Path, lazy: bool, forced: bool) -> Result<(), Failure> {
         )),
         Err(Errno::PERM) => by_fusermount(target, lazy),
         Err(e) => Err(Failure::at("cannot unmount", &show, host_error(&io::Error::from(e)))),
+    }
+}
+
+/// What is on top at a mount point, by the table of mounts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OnTop {
+    /// The mount that is meant.
+    It,
+    /// Something that was mounted over it.
+    Other,
+    /// It is not there any more, whatever else is.
+    Gone,
+}
+
+fn on_top(target: &Path, mount: &Mount) -> OnTop {
+    // oldest first
+    let mut here: Vec<Mount> = mountinfo::read();
+    here.retain(|m| m.target == target);
+    match here.last() {
+        Some(top) if top.device == mount.device => OnTop::It,
+        _ if here.iter().any(|m| m.device == mount.device) => OnTop::Other,
+        _ => OnTop::Gone,
     }
 }
 

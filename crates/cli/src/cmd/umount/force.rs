@@ -3,10 +3,10 @@
 //! The kernel ends a FUSE connection as soon as it is asked for an unmount by force (`MNT_FORCE`), also of a mount that is
 //! busy and stays: before anything is written that it holds. So that is asked for last, not first.
 
-use super::detach;
+use super::{OnTop, detach, on_top};
 use crate::failure::{Failure, host_error};
 use crate::mounted::{become_user, must_be};
-use crate::mountinfo::{self, Mount};
+use crate::mountinfo::Mount;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
@@ -27,9 +27,11 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// As without force; or that it was cut off, whether it is unmounted then or not.
 pub(super) fn unmount_or_cut_off(target: &Path, mount: &Mount, lazy: bool, deadline: Instant) -> Result<(), Failure> {
     let who = must_be(mount);
+    let meant = mount.clone();
     let in_order = by_thread(target, move |target| {
         sync(target, who);
-        detach(target, lazy, true)
+        // that may have taken long
+        detach(target, &meant, lazy, true)
     })?;
     loop {
         let now = Instant::now();
@@ -102,7 +104,7 @@ fn sync(target: &Path, who: Who) {
 }
 
 fn is_there(target: &Path, mount: &Mount) -> bool {
-    mountinfo::at(target).is_some_and(|m| m.device == mount.device)
+    on_top(target, mount) == OnTop::It
 }
 
 /// Whether the process answers a question, be it with an error; also where it cannot be asked, as the mount has gone and is being
