@@ -523,6 +523,25 @@ def privileges_go_with_the_content(_volume, top):
 
 
 @check
+def capabilities_stay_that_are_set_after_the_write(_volume, top):
+    """Who writes sets them before the kernel has written its pages back, and before it closes the file."""
+    root_only()
+    path = new_file(top)
+    for _ in range(2):
+        fd = os.open(path, os.O_RDWR)
+        os.write(fd, b"program")
+        os.setxattr(fd, "security.capability", CAPABILITY)
+        os.fsync(fd)
+        same(os.getxattr(path, "security.capability"), CAPABILITY, "file capabilities after a sync")
+        os.close(fd)
+        same(os.getxattr(path, "security.capability"), CAPABILITY, "file capabilities after a close")
+        fd = os.open(path, os.O_RDWR)
+        os.write(fd, b"another")
+        os.close(fd)
+        same(answer(lambda: os.getxattr(path, "security.capability")), "ENODATA", "file capabilities after a write")
+
+
+@check
 @guarding
 def a_refused_change_takes_no_privileges(_volume, top):
     root_only()

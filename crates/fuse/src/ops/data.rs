@@ -90,7 +90,10 @@ impl BraidFs {
         let (arg, data) = req.arg_and_rest::<abi::WriteIn>()?;
         let data = data.get(..arg.size as usize).ok_or(Errno::INVAL)?;
         let opened = self.opened(req.node(), arg.fh)?;
-        self.drop_caps_once(&opened)?;
+        // Of pages of its cache the kernel has taken them itself, at the `write`; since then the file may have got new ones.
+        if arg.write_flags & abi::WRITE_CACHE == 0 {
+            self.drop_caps_once(&opened)?;
+        }
         if arg.write_flags & abi::WRITE_KILL_SUIDGID != 0 && self.kill_suid(req, opened.ino())? {
             // The kernel does not expect the mode to change by a write.
             cx.channel.invalidate(opened.id(), false);
