@@ -115,6 +115,32 @@ def access_times_are_not_written_again(volume, top):
     os.pread(fd, 100, 0)
     os.close(fd)
     same(path.stat().st_atime_ns, before, "access time after a read with O_NOATIME")
+    (top / "d").mkdir()
+    (top / "d" / "in").touch()
+    for listed in os.listdir, lambda fd: [e.stat() for e in os.scandir(fd)]:
+        aged(top / "d", 3 * DAY, 3 * DAY)
+        volume.cold()
+        before = (top / "d").stat().st_atime_ns
+        fd = os.open(top / "d", os.O_RDONLY | os.O_DIRECTORY | os.O_NOATIME)
+        listed(fd)
+        os.close(fd)
+        same((top / "d").stat().st_atime_ns, before, "access time after a listing with O_NOATIME")
+
+
+@check
+def a_write_to_a_part_of_a_page_is_no_read(volume, top):
+    """The kernel reads the rest of the page before: for who cannot read the file that is not noted."""
+    daemon_only(volume)
+    path = top / "f"
+    path.write_bytes(b"x" * 5000)
+    aged(path, 3 * DAY, 3 * DAY)
+    volume.cold()
+    before = path.stat().st_atime_ns
+    with open(os.open(path, os.O_WRONLY), "wb", buffering=0) as file:
+        file.write(b"part")
+        os.fsync(file.fileno())
+    same(path.stat().st_atime_ns, before, "access time after a write")
+    same(path.read_bytes()[:5], b"partx", "content")
 
 
 @check

@@ -91,6 +91,7 @@ impl MountedVolume {
         dir: InodeNo,
         cookie: u64,
         tell: Tell,
+        noting: bool,
         each: &mut dyn FnMut(DirEntry<'_>, Option<&Attr>) -> bool,
     ) -> Result<()> {
         let c = self.see(dir)?;
@@ -120,7 +121,7 @@ impl MountedVolume {
         loop {
             let mut seen = None;
             let batch = self.entries_after(&c, pos, &mut seen)?;
-            if let Some(now) = seen {
+            if let Some(now) = seen.filter(|_| noting) {
                 self.set_atime(&c.arc(), now);
             }
             if batch.is_empty() {
@@ -163,7 +164,16 @@ impl Volume {
     /// [`Error::NotDir`], or of the device.
     pub fn readdir(&self, dir: InodeNo, cookie: u64, each: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
         share(Place::List);
-        self.mounted().list(dir, cookie, Tell::Names, &mut |e, _| each(e))
+        self.mounted().list(dir, cookie, Tell::Names, true, &mut |e, _| each(e))
+    }
+
+    /// As [`Self::readdir`], and no access time is noted, as for who opened the directory with O_NOATIME.
+    ///
+    /// # Errors
+    /// As [`Self::readdir`].
+    pub fn readdir_unnoted(&self, dir: InodeNo, cookie: u64, each: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+        share(Place::List);
+        self.mounted().list(dir, cookie, Tell::Names, false, &mut |e, _| each(e))
     }
 
     /// As [`Self::readdir`], with attributes (`None` for `.` and `..`, and for an inode that cannot be read).
@@ -176,7 +186,7 @@ impl Volume {
         cookie: u64,
         each: &mut dyn FnMut(DirEntry<'_>, Option<&Attr>) -> bool,
     ) -> Result<()> {
-        let r = self.mounted().list(dir, cookie, Tell::Attrs, each);
+        let r = self.mounted().list(dir, cookie, Tell::Attrs, true, each);
         self.mounted().maybe_evict_of(dir);
         r
     }
@@ -192,7 +202,30 @@ impl Volume {
         cookie: u64,
         each: &mut dyn FnMut(DirEntry<'_>, Option<&Attr>) -> bool,
     ) -> Result<()> {
-        let r = self.mounted().list(dir, cookie, Tell::Held, each);
+        self.list_held(dir, cookie, true, each)
+    }
+
+    /// As [`Self::readdir_held`], and no access time is noted.
+    ///
+    /// # Errors
+    /// As [`Self::readdir_held`].
+    pub fn readdir_held_unnoted(
+        &self,
+        dir: InodeNo,
+        cookie: u64,
+        each: &mut dyn FnMut(DirEntry<'_>, Option<&Attr>) -> bool,
+    ) -> Result<()> {
+        self.list_held(dir, cookie, false, each)
+    }
+
+    fn list_held(
+        &self,
+        dir: InodeNo,
+        cookie: u64,
+        noting: bool,
+        each: &mut dyn FnMut(DirEntry<'_>, Option<&Attr>) -> bool,
+    ) -> Result<()> {
+        let r = self.mounted().list(dir, cookie, Tell::Held, noting, each);
         self.mounted().maybe_evict_of(dir);
         r
     }

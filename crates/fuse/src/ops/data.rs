@@ -79,7 +79,9 @@ impl BraidFs {
             self.direct_writes.cached(opened.ino(), arg.offset, arg.size as usize);
         }
         // The kernel keeps no access times (it marks all inodes S_NOATIME): what it reads from its cache is not noted.
-        let quiet = arg.flags & libc::O_NOATIME as u32 != 0;
+        // What it reads for who may only write is the rest of a page of which a part is written.
+        let for_write = arg.flags as i32 & libc::O_ACCMODE == libc::O_WRONLY;
+        let quiet = for_write || is_quiet(&arg);
         let read = if quiet { Volume::read_unnoted } else { Volume::read };
         out.fill(arg.size as usize, |buf| read(&self.vol, opened.file(), arg.offset, buf)).map_err(errno)?;
         cx.moved(out.body().len());
@@ -412,6 +414,11 @@ impl BraidFs {
         }
         Ok(())
     }
+}
+
+/// Whether who reads has asked that no access time is noted.
+pub(crate) fn is_quiet(arg: &abi::ReadIn) -> bool {
+    arg.flags & libc::O_NOATIME as u32 != 0
 }
 
 fn writes(flags: u32) -> bool {

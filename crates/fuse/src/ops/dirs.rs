@@ -1,11 +1,12 @@
 //! Directories: opendir, readdir, readdirplus.
 
 use super::attrs::entry_out;
+use super::data::is_quiet;
 use crate::abi::{self, fopen};
 use crate::fs::{BraidFs, Context, MAX_IO_BYTES, errno};
 use crate::handles::Handle;
 use crate::request::{Answer, Handled, Outcome, Request};
-use braidfs::{DirEntry, InodeNo};
+use braidfs::{DirEntry, InodeNo, Volume};
 use rustix::io::Errno;
 use std::sync::atomic::AtomicU64;
 use zerocopy::{FromZeros, IntoBytes};
@@ -47,7 +48,8 @@ impl BraidFs {
             full = !put_dirent(out, limit, plus, &entry);
             !full
         };
-        self.vol.readdir(dir, arg.offset, each).map_err(errno)?;
+        let list = if is_quiet(arg) { Volume::readdir_unnoted } else { Volume::readdir };
+        list(&self.vol, dir, arg.offset, each).map_err(errno)?;
         listed(out, full)
     }
 
@@ -60,7 +62,8 @@ impl BraidFs {
         let limit = arg.size.min(MAX_IO_BYTES) as usize;
         let (mut full, mut told) = (false, 0);
         let own = cx.channel.own();
-        let listing = self.vol.readdir_held(dir, arg.offset, &mut |entry, attr| {
+        let list = if is_quiet(&arg) { Volume::readdir_held_unnoted } else { Volume::readdir_held };
+        let listing = list(&self.vol, dir, arg.offset, &mut |entry, attr| {
             let attr = attr.map(|a| entry_out(a, self.attr_ttl(a)));
             full = !put_dirent(out, limit, Some(attr), &entry);
             told += u64::from(!full);
