@@ -203,6 +203,29 @@ def a_chown_takes_privileges_of_all_but_directories(volume, _top):
 
 
 @check
+def a_chown_that_names_nobody_takes_privileges(volume, top):
+    """Of neither a user nor a group; but of what is left of a set-uid program after a write by root nothing more."""
+    root_only()
+    daemon_only(volume)
+    kinds = {"file": stat.S_IFREG, "fifo": stat.S_IFIFO, "device": stat.S_IFCHR}
+    for name, kind in kinds.items():
+        os.mknod(top / name, kind | 0o600, os.makedev(1, 3))
+    (top / "dir").mkdir()
+    for name in (*kinds, "dir"):
+        path = top / name
+        path.chmod(0o6755)
+        os.chown(path, -1, -1)
+        volume.cold()
+        same(oct(path.stat().st_mode & 0o7777), oct(0o6755 if name == "dir" else 0o755), f"mode of a {name} after chown")
+    path = top / "file"
+    path.chmod(0o6755)
+    os.setxattr(path, "security.capability", bytes.fromhex("0100000200200000000000000000000000000000"))
+    with open(path, "r+b") as file:
+        file.write(b"by root")
+    same((oct(path.stat().st_mode & 0o7777), os.listxattr(path)), (oct(0o6755), []), "mode and attributes after a write")
+
+
+@check
 def writes_through_are_seen_everywhere(volume, _top):
     """By write, append, map and past the cache, mixed; sizes, holes and times as they must be."""
     for options in ("cache=through", "private,cache=through"):

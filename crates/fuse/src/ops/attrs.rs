@@ -89,8 +89,13 @@ impl BraidFs {
         if only_times(arg.valid) {
             self.accept_times(req, &arg, node, &mut set)?;
         }
-        let strips = if set.uid.is_some() || set.gid.is_some() {
+        let given = if set.uid.is_some() || set.gid.is_some() || changes_no_attribute(arg.valid) {
             let attr = self.vol.getattr(node).map_err(errno)?;
+            Some(attr).filter(|attr| !changes_no_attribute(arg.valid) || is_chown_of_nothing(arg.valid, attr.kind()))
+        } else {
+            None
+        };
+        let strips = if let Some(attr) = given {
             // A new owner never inherits privileges, whoever gives the file away.
             set.kill_suid |= attr.kind() != FileKind::Dir;
             // who asks is looked up only where it matters: root gives away each file that it unpacks
@@ -120,7 +125,8 @@ impl BraidFs {
     fn set_beside(&self, arg: &abi::SetattrIn, id: WireId) -> Result<Option<Attr>, Errno> {
         let set = set_attr(arg);
         let small = set.size.is_none() && set.uid.is_none() && set.gid.is_none() && !set.kill_suid;
-        if !small || self.flagged.any() || self.past_cache.known(id.ino()).is_some() {
+        if !small || changes_no_attribute(arg.valid) || self.flagged.any() || self.past_cache.known(id.ino()).is_some()
+        {
             return Ok(None);
         }
         self.vol.setattr_beside(id.ino(), |g| id.is_of(g), &set).map_err(errno)
@@ -256,6 +262,22 @@ fn only_times(valid: u32) -> bool {
     valid & !(ATIME | ATIME_NOW | MTIME | MTIME_NOW | CTIME | FH) == 0
 }
 
+/// Whether a SETATTR names nothing that is to change, but for the change time.
+fn changes_no_attribute(valid: u32) -> bool {
+    matches!(valid & !fattr::FH, 0 | fattr::CTIME)
+}
+
+/// Whether such a SETATTR is a `chown` that names neither user nor group, which takes privileges as any (`chown_common` in fs/open.c).
+/// Of a file whose times are not the kernel's own it is not told from one that comes after file capabilities were taken for a `write`
+/// (`__remove_privs` in fs/inode.c), also by root, whose `write` leaves setuid.
+fn is_chown_of_nothing(valid: u32, kind: FileKind) -> bool {
+    match kind {
+        FileKind::Dir => false,
+        FileKind::File => valid & fattr::CTIME != 0,
+        _ => true,
+    }
+}
+
 /// Whether a SETATTR may be the kernel's writeback of times that it keeps itself.
 fn only_cached_times(valid: u32) -> bool {
     valid & !fattr::FH == fattr::MTIME | fattr::CTIME
@@ -382,6 +404,15 @@ mod tests {
         arg.valid = fattr::MODE;
         arg.mode = 0o104_755;
         assert_eq!(set_attr(&arg), SetAttr { mode: Some(0o4755), ..SetAttr::default() });
+    }
+
+    #[test]
+    fn a_chown_without_an_owner_is_recognized() {
+        use fattr::{CTIME, FH, MODE, MTIME};
+        assert!([0, FH, CTIME, CTIME | FH].into_iter().all(changes_no_attribute));
+        assert!(![MODE | CTIME, MTIME | CTIME, fattr::KILL_SUIDGID].into_iter().any(changes_no_attribute));
+        let seen = |kind| [CTIME, 0].map(|valid| is_chown_of_nothing(valid, kind));
+        assert_eq!([FileKind::File, FileKind::Dir, FileKind::Fifo].map(seen), [[true, false], [false; 2], [true; 2]]);
     }
 
     #[test]
