@@ -48,8 +48,9 @@ impl BraidFs {
         let arg: abi::GetxattrIn = req.arg()?;
         let mut list = Vec::new();
         for name in self.vol.listxattr(self.live(req.node())?).map_err(errno)? {
-            // the kernel shows the values of these to nobody else, but would show the names
-            let told = !name.starts_with(b"trusted.") || requester::is_administrator(req);
+            // The kernel shows the values of these to nobody else, but would show the names. A file system above (overlayfs) asks
+            // as who mounted it, which the request may tell, and `/proc` never does.
+            let told = !name.starts_with(b"trusted.") || req.head.uid == 0 || requester::is_administrator(req);
             if told && self.profile.xattr(Some(&name)) == Xattr::Kept {
                 list.extend_from_slice(&name);
                 list.push(0);
@@ -99,6 +100,31 @@ fn xattr_mode(flags: u32) -> Result<XattrMode, Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::abi::op;
+    use crate::fs::Context;
+    use crate::node::WireId;
+    use crate::ops::tests::{ROOT, Served, WITHOUT_OPEN, request};
+    use braidfs::MkfsOptions;
+    use zerocopy::{FromBytes, IntoBytes};
+
+    /// What a request says of who asks counts, where it says so: its thread may be another's.
+    #[test]
+    fn names_for_root_are_told_to_whom_the_request_names() {
+        let s = Served::of(WITHOUT_OPEN, 16384, &MkfsOptions::default());
+        let id = WireId(s.mknod(ROOT, "f").nodeid);
+        s.fs.vol.setxattr(id.ino(), b"trusted.t", b"1", XattrMode::Set).unwrap();
+        let told = |uid: u32| {
+            let mut frame = request(op::LISTXATTR, id, abi::GetxattrIn { size: 4096, padding: 0 }.as_bytes());
+            let (mut head, _) = abi::InHeader::read_from_prefix(&frame).unwrap();
+            (head.uid, head.pid) = (uid, 0);
+            frame[..size_of::<abi::InHeader>()].copy_from_slice(head.as_bytes());
+            let mut out = Answer::new(4096);
+            let cx = Context::new(&s.channel, 1, None);
+            s.fs.handle(&Request::parse(&frame).unwrap(), &mut out, &cx).unwrap();
+            out.body().to_vec()
+        };
+        assert_eq!([0, 1000, u32::MAX].map(told), [b"trusted.t\0".to_vec(), Vec::new(), Vec::new()]);
+    }
 
     #[test]
     fn sizes_are_probed_and_checked() {
