@@ -7,7 +7,7 @@ use crate::channel::open_device;
 use crate::dirty::DirtyLimit;
 use crate::fs::MAX_IO_BYTES;
 use crate::latency::Latency;
-use crate::mount_table::{MountId, Place, place_of, top_at};
+use crate::mount_table::{Before, MountId, Place, place_of, top_at};
 use crate::ops::TellDevices;
 use crate::profile::Profile;
 use crate::supervise::Guard;
@@ -208,11 +208,19 @@ impl Mount {
         if !opened.as_ref().unwrap_or(&point).is_dir() {
             return Err(Errno::NOTDIR.into());
         }
+        let before = dir.map(|_| Before::now()).transpose()?;
         let fd = match rustix::process::geteuid().is_root() {
             true => mount_direct(cfg, opened.as_ref().unwrap_or(&point))?,
             false => mount_helped(cfg, &point)?,
         };
-        let id = top_at(&point)?.map(|top| top.id);
+        let id = match before {
+            // who renames a directory above it at this moment has another one have its name
+            Some(before) => {
+                let lost = "it is mounted, but is not found in the table of mounts: its connection is ended";
+                Some(before.made_since(&cfg.source, &point)?.ok_or_else(|| io::Error::other(lost))?)
+            }
+            None => top_at(&point)?.map(|top| top.id),
+        };
         let mount = Self::of(point, id, cfg.guard.clone());
         mount.guard();
         Ok((mount, fd))

@@ -7,6 +7,7 @@ use crate::mount::{detach_top, is_unserved};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use std::ffi::OsString;
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -147,6 +148,73 @@ impl DeadMount {
 pub fn dead_at(point: &Path) -> Option<DeadMount> {
     let top = top_at(point).ok()??;
     (top.is_braidfs() && is_unserved(point)).then(|| DeadMount::new(top))
+}
+
+/// Detaches the mount whose root is open, where its server died and it is a braidfs: just that one, whatever is at its path by then.
+///
+/// # Errors
+/// Of `umount`.
+pub(crate) fn detach_dead(root: BorrowedFd<'_>) -> io::Result<()> {
+    let opened = PathBuf::from(format!("/proc/self/fd/{}", root.as_raw_fd()));
+    let (Ok(point), Ok(table)) = (std::fs::read_link(&opened), std::fs::read("/proc/self/mountinfo")) else {
+        return Ok(());
+    };
+    // an ordinary directory is none that something is mounted on
+    let Some(top) = find(&table, &point, numbers(&opened)) else { return Ok(()) };
+    if !top.is_braidfs() || !is_unserved(&opened) {
+        return Ok(());
+    }
+    tracing::warn!(point = %point.display(), "unmounting what a dead server left");
+    detach_top(if rustix::process::geteuid().is_root() { &opened } else { &point })
+}
+
+/// Which mounts there were, to tell from them one that is made.
+#[derive(Debug)]
+pub(crate) struct Before(Vec<(u64, (u32, u32))>);
+
+impl Before {
+    /// Those that there are now.
+    ///
+    /// # Errors
+    /// The table of mounts cannot be read.
+    pub fn now() -> io::Result<Self> {
+        Ok(Self::of(&std::fs::read("/proc/self/mountinfo")?))
+    }
+
+    fn of(table: &[u8]) -> Self {
+        Self(lines(table).map(|l| (l.number, l.dev)).collect())
+    }
+
+    /// The braidfs with this source that was mounted since, on `at` or wherever that is by now. `None`: there is none, or more than
+    /// one.
+    ///
+    /// # Errors
+    /// As [`Self::now`].
+    pub fn made_since(&self, source: &str, at: &Path) -> io::Result<Option<MountId>> {
+        let table = std::fs::read("/proc/self/mountinfo")?;
+        let Some((id, point)) = self.made_in(&table, source, at) else { return Ok(None) };
+        // with the number that is never used again, where it is still there
+        let top = top_at(&point).ok().flatten().filter(|top| top.id.is(&id));
+        Ok(Some(top.map_or(id, |top| top.id)))
+    }
+
+    fn made_in(&self, table: &[u8], source: &str, at: &Path) -> Option<(MountId, PathBuf)> {
+        let is_made = |l: &Line<'_>| {
+            matches!(l.kind, b"fuse.braidfs" | b"fuseblk.braidfs")
+                && unescape(l.source) == source.as_bytes()
+                && !self.0.contains(&(l.number, l.dev))
+        };
+        let mut made: Vec<_> = lines(table).filter(is_made).collect();
+        let first = made.first()?.dev;
+        // the same one may be seen below several mounts at once, where these are shared
+        if made.iter().any(|l| l.dev != first) {
+            return None;
+        }
+        let wanted = escape(at.as_os_str().as_bytes());
+        let line = made.swap_remove(made.iter().position(|l| l.point == wanted).unwrap_or(0));
+        let point = PathBuf::from(OsString::from_vec(unescape(line.point)));
+        Some((MountId { unique: None, number: line.number, dev: line.dev }, point))
+    }
 }
 
 /// What a mount that a process made is like.
@@ -312,6 +380,8 @@ struct Line<'a> {
     point: &'a [u8],
     options: &'a [u8],
     kind: &'a [u8],
+    /// As the kernel writes it.
+    source: &'a [u8],
     super_options: &'a [u8],
 }
 
@@ -338,7 +408,8 @@ fn lines(mountinfo: &[u8]) -> impl Iterator<Item = Line<'_>> {
         // optional fields end with a lone "-"; type, source and the file system's options follow
         let mut rest = fields.skip_while(|f| *f != b"-").skip(1);
         let kind = rest.next()?;
-        Some(Line { number, dev, point, options, kind, super_options: rest.nth(1).unwrap_or_default() })
+        let [source, super_options] = std::array::from_fn(|_| rest.next().unwrap_or_default());
+        Some(Line { number, dev, point, options, kind, source, super_options })
     })
 }
 
@@ -421,6 +492,31 @@ mod tests {
             assert_eq!(id.to_string().parse(), Ok(id));
         }
         assert!("1 2 3".parse::<MountId>().is_err() && "".parse::<MountId>().is_err());
+    }
+
+    /// By what it is, and not by where it is: a directory above it may have another name by then.
+    #[test]
+    fn a_mount_that_was_made_is_found_wherever_it_is() {
+        let before = Before::of(INFO);
+        let made = |more: &str, at: &str| {
+            let table = [INFO, more.as_bytes()].concat();
+            before.made_in(&table, "a b[t]", Path::new(at)).map(|(id, point)| (id.number, id.dev, point))
+        };
+        assert_eq!(made("", "/mnt/t"), None);
+        let ours = "40 22 0:50 / /mnt/moved/t rw - fuse.braidfs a\\040b[t] rw\n";
+        let moved = Some((40, (0, 50), PathBuf::from("/mnt/moved/t")));
+        assert_eq!(made(ours, "/mnt/t"), moved);
+        // beside others that were made meanwhile
+        let others = "41 22 0:51 / /mnt/t rw - fuse.braidfs other rw\n42 22 0:52 / /mnt/t rw - tmpfs a\\040b[t] rw\n";
+        assert_eq!(made(&[ours, others].concat(), "/mnt/t"), moved);
+        // below mounts that are shared, it is seen twice
+        let copied = [ours, "43 22 0:50 / /mnt/t rw - fuse.braidfs a\\040b[t] rw\n"].concat();
+        assert_eq!(made(&copied, "/mnt/t").map(|found| found.0), Some(43));
+        assert_eq!(made(&copied, "/mnt/u").map(|found| found.0), Some(40));
+        let another = [ours, "44 22 0:53 / /mnt/t rw - fuse.braidfs a\\040b[t] rw\n"].concat();
+        assert_eq!(made(&another, "/mnt/t"), None);
+        let again = Before::of(&[INFO, ours.as_bytes()].concat());
+        assert!(again.made_in(&[INFO, ours.as_bytes()].concat(), "a b[t]", Path::new("/mnt/moved/t")).is_none());
     }
 
     #[test]

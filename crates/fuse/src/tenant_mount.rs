@@ -27,7 +27,7 @@ use crate::connections::{Connection, Connections, TELL};
 use crate::fs::BraidFs;
 use crate::helpers::{Kind, Whose};
 use crate::mount::{Mount, MountConfig};
-use crate::mount_table::{dead_at, mounts_inside};
+use crate::mount_table::{dead_at, detach_dead, mounts_inside};
 use crate::node::WireId;
 use crate::serve::READAHEAD_KIB;
 use crate::session::{self, run_aside};
@@ -91,10 +91,15 @@ pub(crate) fn mount(all: &Arc<Connections>, name: &str, point: &Path, how: Tenan
         Some(place) => real(&config.mountpoint)?.join(place),
         None => point.to_path_buf(),
     };
-    if let Some(dead) = dead_at(&point)
-        && !dead.detach().map_err(|e| e.to_string())?
-    {
-        return Err(format!("{}: somebody mounts there at the same time", point.display()));
+    match &home {
+        Some(place) => detach_dead_home(&config.mountpoint, place).map_err(|e| format!("{}: {e}", point.display()))?,
+        None => {
+            if let Some(dead) = dead_at(&point)
+                && !dead.detach().map_err(|e| e.to_string())?
+            {
+                return Err(format!("{}: somebody mounts there at the same time", point.display()));
+            }
+        }
     }
     let point = if home.is_some() { point } else { real(&point)? };
     let own = Arc::new(Connection::new(WireId::of(&root), tenant.domain, tenant.name, point));
@@ -234,6 +239,17 @@ fn place_of(vol: &Volume, dir: InodeNo) -> Option<(PathBuf, InodeNo)> {
         at = parent;
     }
     Some((path, above?))
+}
+
+/// Detaches a dead mount from the tenant's own directory, which may not be where a link leads.
+fn detach_dead_home(top: &Path, place: &Path) -> std::io::Result<()> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let top_dir = rustix::fs::open(top, flags, Mode::empty())?;
+    match openat2(&top_dir, place, flags, Mode::empty(), ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS) {
+        Ok(home) => detach_dead(home.as_fd()),
+        // who opens it to mount there says so
+        Err(_) => Ok(()),
+    }
 }
 
 /// The tenant's own directory, to be mounted on: the one of this number at this place of the volume that is mounted on `top`,
