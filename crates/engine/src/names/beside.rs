@@ -8,7 +8,7 @@
 //! Locks: the directory, then the inode, then the bucket. All that is said of a name is said with its bucket locked: the
 //! entry, the inode's link, who left it, and what is known of names looked up lately.
 
-use super::asker::Asker;
+use super::asker::{Asker, SEARCH, WRITE};
 use super::checks::{check_alive, check_changeable, check_name, check_takes_names};
 use super::create::{Made, blocks_of};
 use super::lookup::is_named;
@@ -260,7 +260,8 @@ impl MountedVolume {
         }
         let (key, new_key) = (Key::of(from.ino, from.generation, name), Key::of(to.ino, to.generation, new));
         let Some(c) = self.find_beside(from, name, &key)? else { return Ok(None) };
-        if self.check_border(c.domain, to.domain).is_err() {
+        let may = asker.check_remove_early(from, &c).and_then(|()| asker.check_early(to, WRITE | SEARCH));
+        if may.is_err() || self.check_border(c.domain, to.domain).is_err() {
             return Ok(None);
         }
         let hash = self.hash(new);
