@@ -101,8 +101,8 @@ pub fn volume(args: &[PathBuf], write: bool) -> Result<Volume, Failure> {
     mount(devices(&paths, write)?, &paths, write)
 }
 
-/// [`volume`], for a walk through any number of files, which may take long: its threads keep the memory within the cache and commit,
-/// as those of a mount.
+/// [`volume`], for a walk through any number of files, which may take long: its threads keep the memory within the cache and, where it
+/// is written, commit, as those of a mount.
 ///
 /// # Errors
 /// As [`volume`].

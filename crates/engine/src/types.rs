@@ -383,7 +383,8 @@ pub struct MountOptions {
     pub discard: bool,
     /// Files in many short pieces are made whole in the background while nothing else goes on.
     pub defragment: bool,
-    /// Run the threads that commit every interval, checkpoint, clean, free memory and mend links after a crash.
+    /// Run the threads that commit every interval, checkpoint, clean, free memory and mend links after a crash. While the volume is
+    /// read-only, the one that frees memory.
     pub background: bool,
     /// Domains are opened and commit one after the other, so that a seed replays a run; for tests.
     pub serial: bool,

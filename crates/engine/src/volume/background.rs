@@ -61,9 +61,21 @@ pub(crate) struct Background {
 }
 
 impl Background {
+    fn new(mounted: &MountedVolume) -> Self {
+        Self { stop: Arc::default(), calls: mounted.calls.clone(), threads: Vec::new() }
+    }
+
+    /// Of a volume that is read-only: there is nothing to write, but what is read comes into memory.
+    pub fn start_for_readers(mounted: Arc<MountedVolume>) -> Result<Self> {
+        let mut b = Self::new(&mounted);
+        b.spawn_cache(mounted)?;
+        Ok(b)
+    }
+
+    /// Of a volume that is writable. Others have ended.
     pub fn start(mounted: Arc<MountedVolume>) -> Result<Self> {
-        let stop = Arc::new(Stop::default());
-        let mut b = Self { stop: stop.clone(), calls: mounted.calls.clone(), threads: Vec::new() };
+        let mut b = Self::new(&mounted);
+        let stop = b.stop.clone();
         b.calls.begin();
         // a thread per domain up to the CPUs, so that domains commit and checkpoint side by side; where they may be on
         // different devices one each, so that none waits for another's
@@ -84,14 +96,7 @@ impl Background {
                 let _ = look.take(|| tenants.move_tenants(&mut moves, &|| *end.flag.lock()));
             }
         })?;
-        // Inodes and names come into memory by look-ups, whom nobody asks to make room: this thread waits for no device.
-        let (cache, end) = (mounted.clone(), stop.clone());
-        b.spawn("braidfs-cache".into(), move || {
-            let mut look = Look::new("a look at the cache");
-            while !end.within(TICK) {
-                let _ = look.take(|| cache.keep_to_budget());
-            }
-        })?;
+        b.spawn_cache(mounted.clone())?;
         let memory = mounted.clone();
         // another thread than those above: they may be at a commit for long, and memory is short now
         b.spawn("braidfs-memory".into(), move || memory.serve_calls())?;
@@ -106,6 +111,20 @@ impl Background {
             }
         })?;
         Ok(b)
+    }
+
+    /// Inodes and names come into memory by look-ups, whom nobody asks to make room: this thread waits for no device.
+    fn spawn_cache(&mut self, mounted: Arc<MountedVolume>) -> Result<()> {
+        let end = self.stop.clone();
+        self.spawn("braidfs-cache".into(), move || {
+            let mut look = Look::new("a look at the cache");
+            while !end.within(TICK) {
+                let _ = look.take(|| {
+                    mounted.keep_to_budget();
+                    frames::trim();
+                });
+            }
+        })
     }
 
     fn spawn(&mut self, name: String, f: impl FnOnce() + Send + 'static) -> Result<()> {
@@ -185,7 +204,6 @@ fn look_after_volume(mounted: &MountedVolume, stop: &Stop) {
                 mounted.look_at_quotas();
             }
             mounted.balance_memory();
-            frames::trim();
         });
     }
 }

@@ -103,9 +103,7 @@ impl Volume {
         }
         *mounted.pool.write() = Some(ticket::Pool::new("braidfs-sync", SYNC_THREADS));
         let volume = Volume::new(mounted, overlays, lease);
-        if !read_only {
-            volume.start_background()?;
-        }
+        volume.start_background()?;
         Ok(volume)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::background::Background;
 use super::operation::as_the_last;
-use super::{MountedVolume, Volume};
+use super::{MountedVolume, Running, Volume};
 use crate::error::{Error, Result};
 use crate::types::Remount;
 use std::sync::Arc;
@@ -60,9 +60,17 @@ impl Volume {
 
     /// Starts the threads that work by themselves, where the mount wants them.
     pub(super) fn start_background(&self) -> Result<()> {
+        self.restart_background(&mut self.running.lock())
+    }
+
+    /// [`Self::start_background`] of a volume that has become read-only, or writable.
+    fn restart_background(&self, running: &mut Running) -> Result<()> {
+        // joins those that were there
+        running.background = None;
         let mounted = self.mounted();
         if mounted.shared.options.background {
-            self.running.lock().background = Some(Background::start(Arc::clone(mounted))?);
+            let start = if self.read_only() { Background::start_for_readers } else { Background::start };
+            running.background = Some(start(Arc::clone(mounted))?);
         }
         Ok(())
     }
@@ -75,7 +83,8 @@ impl Volume {
         }
         // joins them
         running.background = None;
-        let result = mounted.retire();
+        let retired = mounted.retire();
+        let result = retired.and(self.restart_background(&mut running));
         tracing::info!(ok = result.is_ok(), "the volume is read-only");
         result
     }
@@ -106,9 +115,7 @@ impl Volume {
         mounted.end_hand_over()?;
         mounted.shared.closing.store(false, Ordering::SeqCst);
         mounted.shared.read_only.store(false, Ordering::SeqCst);
-        if mounted.shared.options.background {
-            running.background = Some(Background::start(Arc::clone(mounted))?);
-        }
+        self.restart_background(&mut running)?;
         tracing::info!("the volume is writable");
         Ok(())
     }

