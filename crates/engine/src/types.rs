@@ -512,6 +512,18 @@ impl Default for MkfsOptions {
     }
 }
 
+/// What became of entries and links that a crash left behind ([`crate::Volume::collect_stale`]).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Collected {
+    /// Entries that were dropped, or made again.
+    pub mended: u64,
+    /// Inodes that could not be compared with the entries that name them. The next mount looks again.
+    pub passed_over: u64,
+    /// Domains that have failed: nobody looked at theirs.
+    pub failed_domains: usize,
+}
+
 /// What the cache of a mounted volume holds, in bytes, and how many reads it answered since the mount.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]

@@ -5,7 +5,7 @@ use crate::cmd::fsck::{Bar, line};
 use crate::cmd::umount::is_braidfs;
 use crate::failure::{Failure, Outcome, fsck_code};
 use crate::{mounted, mountinfo, open, text};
-use braidfs::JournalReplay;
+use braidfs::{Collected, JournalReplay};
 use braidfs_check::{ScrubReport, scrub};
 use braidfs_fuse::control::Scrub;
 use rustix::io::Errno;
@@ -18,14 +18,17 @@ const POLL: Duration = Duration::from_millis(200);
 
 /// Read all metadata, and all data that has checksums, and compare
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Exit codes: 0 everything holds, 4 something does not, 1 the scrub failed, or wrong usage.\n\n\
+#[command(
+    after_help = "Exit codes: 0 everything holds, 4 something does not, or could not be looked at to be mended, 1 the scrub \
+    failed, or wrong usage.\n\n\
     Examples:\n  braidfs scrub /mnt               a mounted volume, while it is in use\n  \
     braidfs scrub --rate 50M /mnt    reading 50 MiB per second at most\n  \
     braidfs scrub disk.img           an unmounted volume: also names against links\n  \
     braidfs scrub --mend disk.img    drop stale entries between domains, make lost ones again\n\n\
     Data has checksums on volumes made with --data-checksums. Nothing is changed without --mend. A scrub of a \
     mounted volume runs in its server with low priority and stops with this command. After a finding unmount and use \
-    `braidfs fsck -fy`.")]
+    `braidfs fsck -fy`."
+)]
 pub struct Args {
     /// Instead, of an unmounted volume: mend what a crash left between domains (stale entries, lost links)
     #[arg(long, conflicts_with = "json")]
@@ -156,12 +159,54 @@ fn lines(report: &ScrubReport, place: &str) -> String {
 
 fn mend(args: &Args) -> Outcome {
     let volume = open::volume(&args.devices, true)?;
-    let mended =
-        volume.collect_stale().map_err(|e| open::explain("scrub failed on", &open::expand(&args.devices), &e))?;
+    let failed = |e| open::explain("scrub failed on", &open::expand(&args.devices), &e);
+    let all = volume.collect_stale().map_err(failed)?;
     open::close(volume)?;
-    if !args.quiet {
-        let entries = text::count(mended, "entry", "entries");
-        crate::say(format_args!("{}: {entries} mended", open::show(&args.devices)))?;
+    let (told, code) = told(&all);
+    if code != fsck_code::CLEAN || !args.quiet {
+        crate::say(format_args!("{}: {told}", open::show(&args.devices)))?;
     }
-    Ok(0)
+    Ok(code)
+}
+
+/// What is said of entries that were mended, and the exit code.
+fn told(all: &Collected) -> (String, u8) {
+    let mended = format!("{} mended", text::count(all.mended, "entry", "entries"));
+    let mut left = Vec::new();
+    if all.passed_over > 0 {
+        let inodes = text::count(all.passed_over, "inode", "inodes");
+        left.push(format!("{inodes} could not be compared with the entries that name them"));
+    }
+    if all.failed_domains > 0 {
+        left.push(format!("{} failed", text::count(all.failed_domains as u64, "domain has", "domains have")));
+    }
+    match &left[..] {
+        [] => (mended, fsck_code::CLEAN),
+        left => {
+            let why = left.join(", and ");
+            (format!("{mended}; {why}: check the volume with `braidfs fsck -fn`"), fsck_code::UNCORRECTED)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_passed_over_is_told() {
+        let mut all = Collected::default();
+        all.mended = 3;
+        assert_eq!(told(&all), ("3 entries mended".into(), 0));
+        (all.mended, all.passed_over) = (1, 2);
+        let (text, code) = told(&all);
+        assert_eq!(code, 4);
+        let want =
+            "1 entry mended; 2 inodes could not be compared with the entries that name them: check the volume with";
+        assert!(text.starts_with(want) && text.ends_with("`braidfs fsck -fn`"), "{text}");
+        (all.passed_over, all.failed_domains) = (1, 1);
+        assert!(
+            told(&all).0.contains("1 inode could not") && told(&all).0.contains(", and 1 domain has failed: check")
+        );
+    }
 }

@@ -29,17 +29,17 @@ impl MountedVolume {
     /// Background GC (SpanFS section 3.3): walks the node tables for inodes with a parent in another domain and makes
     /// missing entries again; walks directories and drops entries whose inode is gone. Each finding is looked at a second
     /// time under the locks before anything changes (two-phase validation). What cannot be looked at is passed over, and the next
-    /// mount looks again. Number mended.
+    /// mount looks again.
     ///
     /// # Errors
     /// Of a commit or a header; of a node table that cannot be read.
-    pub(crate) fn collect_stale(&self, stop: &dyn Fn() -> bool) -> Result<u64> {
-        let (mut mended, mut passed_over) = (0, 0);
+    pub(crate) fn collect_stale(&self, stop: &dyn Fn() -> bool) -> Result<Collected> {
+        let mut all = Collected::default();
         let mut note = |looked: Result<u64>, ino: InodeNo| match looked {
-            Ok(n) => mended += n,
+            Ok(n) => all.mended += n,
             Err(error) => {
                 tracing::debug!(%ino, %error, "not compared with its links");
-                passed_over += 1;
+                all.passed_over += 1;
             }
         };
         let mut stopped = false;
@@ -87,23 +87,24 @@ impl MountedVolume {
             }
         }
         if stopped {
-            return Ok(mended);
+            return Ok(all);
         }
         self.commit_all()?;
         // those of a domain that has failed were passed over, too
-        let failed = self.domains.iter().any(|d| d.failed().is_some());
-        if passed_over > 0 {
+        all.failed_domains = self.domains.iter().filter(|d| d.failed().is_some()).count();
+        if all.passed_over > 0 {
             tracing::warn!(
-                "links of {passed_over} inodes could not be compared with the entries that name them: the next mount tries again; \
-                 where all domains work, run fsck.braidfs"
+                "links of {} inodes could not be compared with the entries that name them: the next mount tries again; \
+                 where all domains work, run fsck.braidfs",
+                all.passed_over
             );
-            return Ok(mended);
+            return Ok(all);
         }
         for d in self.domains.iter().filter(|d| d.failed().is_none()) {
             d.write_header(|h| h.flags = (h.flags.get() & !NEEDS_GC).into())?;
         }
-        self.maybe_stale.store(failed, Ordering::Relaxed);
-        Ok(mended)
+        self.maybe_stale.store(all.failed_domains > 0, Ordering::Relaxed);
+        Ok(all)
     }
 
     fn relink_lost(&self, ino: InodeNo) -> Result<u64> {
@@ -206,11 +207,12 @@ impl MountedVolume {
 }
 
 impl Volume {
-    /// Finds and mends stale entries and lost links of cross-domain objects (background GC; `scrub`). Number mended.
+    /// Finds and mends stale entries and lost links of cross-domain objects (background GC; `scrub --mend`). What is damaged is passed
+    /// over, and counted.
     ///
     /// # Errors
-    /// Of the device, or damage.
-    pub fn collect_stale(&self) -> Result<u64> {
+    /// Of a commit; of a node table that cannot be read.
+    pub fn collect_stale(&self) -> Result<Collected> {
         self.mounted().collect_stale(&|| false)
     }
 }

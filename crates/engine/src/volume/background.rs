@@ -104,8 +104,10 @@ impl Background {
             if mounted.maybe_stale.load(Ordering::Relaxed) && !*stop.flag.lock() {
                 let collect = || mounted.collect_stale(&|| *stop.flag.lock());
                 match caught("the background GC", collect) {
-                    None | Some(Ok(0)) => {}
-                    Some(Ok(n)) => tracing::info!("background GC mended {n} cross-domain links"),
+                    Some(Ok(all)) if all.mended > 0 => {
+                        tracing::info!("background GC mended {} cross-domain links", all.mended);
+                    }
+                    None | Some(Ok(_)) => {}
                     Some(Err(e)) => tracing::warn!("background GC: {e}"),
                 }
             }
