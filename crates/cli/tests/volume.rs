@@ -333,12 +333,14 @@ fn acls_capabilities_and_attributes_are_kept() {
     b.write("d/f", "content");
     b.write("d/plain", "content");
     let set = |path: &str, name: &str, value: &[u8]| {
-        rustix::fs::setxattr(b.path(path), name, value, rustix::fs::XattrFlags::empty())
+        rustix::fs::lsetxattr(b.path(path), name, value, rustix::fs::XattrFlags::empty())
     };
     let get = |path: String, name: &str| {
         let mut value = vec![0; 4096];
-        rustix::fs::getxattr(b.path(&path), name, &mut value[..]).ok().map(|n| value[..n].to_vec())
+        rustix::fs::lgetxattr(b.path(&path), name, &mut value[..]).ok().map(|n| value[..n].to_vec())
     };
+    rustix::fs::mknodat(CWD, b.path("d/pipe"), RawKind::Fifo, 0o600.into(), 0).unwrap();
+    symlink("f", b.path("d/link")).unwrap();
     // net_raw, permitted and effective
     let capability: Vec<u8> = [0x0200_0001u32, 1 << 13, 0, 0, 0].iter().flat_map(|w| w.to_le_bytes()).collect();
     let all = [
@@ -348,6 +350,9 @@ fn acls_capabilities_and_attributes_are_kept() {
         ("d", ACCESS_ACL, acl(0)),
         ("d", DEFAULT_ACL, acl(5)),
         ("d/f", "security.capability", capability),
+        ("d/pipe", ACCESS_ACL, acl(6)),
+        ("d/pipe", "trusted.tag", b"green".to_vec()),
+        ("d/link", "trusted.tag", b"yellow".to_vec()),
     ];
     let there: Vec<_> = all.iter().filter(|(path, name, value)| set(path, name, value).is_ok()).collect();
     if there.len() < all.len() {
@@ -360,7 +365,7 @@ fn acls_capabilities_and_attributes_are_kept() {
         assert_eq!(get(path.replacen('d', "out", 1), name).as_ref(), Some(value), "{path} {name}");
     }
     let mode = |path: &str| std::fs::metadata(b.path(path)).unwrap().mode();
-    for (from, to) in [("d", "out"), ("d/f", "out/f"), ("d/plain", "out/plain")] {
+    for (from, to) in [("d", "out"), ("d/f", "out/f"), ("d/plain", "out/plain"), ("d/pipe", "out/pipe")] {
         assert_eq!(mode(from), mode(to), "{to}");
     }
     // what has no ACL gets none of the directory's
@@ -370,6 +375,74 @@ fn acls_capabilities_and_attributes_are_kept() {
     b.run(&["cp", "vol.img:/again/f", "bare"]).ok();
     assert!(["user.tag", ACCESS_ACL, "security.capability"].iter().all(|name| get("bare".into(), name).is_none()));
     b.run(&["fsck", "-f", "vol.img"]).ok();
+}
+
+/// As by `cp -a` of the host: also of symlinks and pipes, and of files that are named one by one.
+#[test]
+fn names_of_one_file_stay_names_of_one_file() {
+    let b = Bench::with_volume();
+    b.write("d/a", "content");
+    b.write("d/sub/alone", "content");
+    symlink("a", b.path("d/link")).unwrap();
+    rustix::fs::mknodat(CWD, b.path("d/pipe"), RawKind::Fifo, 0o600.into(), 0).unwrap();
+    let linked = [("a", "sub/b"), ("a", "c"), ("link", "sub/link"), ("pipe", "other pipe")];
+    for (old, new) in linked {
+        std::fs::hard_link(b.path(&format!("d/{old}")), b.path(&format!("d/{new}"))).unwrap();
+    }
+    // a name that is not copied
+    std::fs::hard_link(b.path("d/sub/alone"), b.path("outside")).unwrap();
+    let when = rustix::fs::Timespec { tv_sec: 1_000_000_000, tv_nsec: 5 };
+    let times = rustix::fs::Timestamps { last_access: when, last_modification: when };
+    rustix::fs::utimensat(CWD, b.path("d/link"), &times, rustix::fs::AtFlags::SYMLINK_NOFOLLOW).unwrap();
+    let meta = |top: &str, name: &str| std::fs::symlink_metadata(b.path(&format!("{top}/{name}"))).unwrap();
+    let is_kept = |top: &str| {
+        let one = |(a, b): (&str, &str)| meta(top, a).ino() == meta(top, b).ino();
+        let names = ["a", "link", "pipe", "sub/alone"].map(|name| meta(top, name).nlink());
+        let link = meta(top, "link");
+        linked.into_iter().all(one) && names == [3, 2, 2, 1] && (link.mtime(), link.mtime_nsec()) == (1_000_000_000, 5)
+    };
+    b.run(&["cp", "-a", "d", "vol.img:/d"]).ok();
+    b.run(&["cp", "-rp", "vol.img:/d", "vol.img:/again"]).ok();
+    b.run(&["cp", "-a", "vol.img:/again", "out"]).ok();
+    assert!(is_kept("out") && b.read("out/sub/b") == b"content");
+    // what is there already is written, or replaced
+    b.write("out/c", "another one");
+    std::fs::remove_file(b.path("out/sub/b")).unwrap();
+    b.write("out/sub/b", "another one");
+    b.run(&["cp", "-a", "vol.img:/d/.", "out"]).ok();
+    assert!(is_kept("out") && b.read("out/a") == b"content");
+    for (from, to) in [("d", "vol.img:/d"), ("vol.img:/d", "vol.img:/again")] {
+        b.run(&["cp", "-a", &format!("{from}/."), to]).ok();
+    }
+    // links of the volume: the files in it are as many as before
+    let count = || json(&b.run(&["scrub", "--json", "vol.img"]).ok().out)["inodes"].as_u64().unwrap();
+    let before = count();
+    b.run(&["mkdir", "vol.img:/few"]).ok();
+    b.run(&["cp", "-p", "vol.img:/d/a", "vol.img:/d/c", "vol.img:/d/sub/alone", "vol.img:/few"]).ok();
+    assert_eq!(count(), before + 3);
+    // without -p each is a file of its own
+    std::fs::create_dir(b.path("plain")).unwrap();
+    b.run(&["cp", "-r", "vol.img:/d/.", "plain"]).ok();
+    assert!(linked.into_iter().flat_map(|(a, b)| [a, b]).all(|name| meta("plain", name).nlink() == 1));
+    b.run(&["fsck", "-f", "vol.img"]).ok();
+}
+
+/// Names of files of different volumes with one number are no names of one file.
+#[test]
+fn files_of_different_volumes_are_different() {
+    let b = Bench::with_volume();
+    b.run(&["mkfs", "-q", "--size", "64M", "other.img"]).ok();
+    for (text, volume) in [("one", "vol.img"), ("other", "other.img")] {
+        b.write("d/f", text);
+        b.write("d/g", text);
+        std::fs::remove_file(b.path("d/g")).unwrap();
+        std::fs::hard_link(b.path("d/f"), b.path("d/g")).unwrap();
+        b.run(&["cp", "-a", "d/.", &format!("{volume}:/")]).ok();
+        std::fs::remove_dir_all(b.path("d")).unwrap();
+    }
+    std::fs::create_dir(b.path("out")).unwrap();
+    b.run(&["cp", "-p", "vol.img:/f", "other.img:/g", "out"]).ok();
+    assert_eq!((b.read("out/f"), b.read("out/g")), (b"one".to_vec(), b"other".to_vec()));
 }
 
 #[test]

@@ -37,6 +37,12 @@ impl Kernel {
     fn root(&self) -> BorrowedFd<'_> {
         self.root.as_ref().map_or(CWD, AsFd::as_fd)
     }
+    /// A descriptor of the file itself: what takes its name meanwhile is another one. A symlink is followed, or not.
+    fn itself(&self, path: &CStr, follow: bool) -> io::Result<OwnedFd> {
+        let mut itself = OFlags::PATH | OFlags::CLOEXEC;
+        itself.set(OFlags::NOFOLLOW, !follow);
+        again(|| fs::openat(self.root(), path, itself, Mode::empty()))
+    }
     /// Opens a directory.
     ///
     /// # Errors
@@ -91,6 +97,33 @@ fn may_have(
     }
 }
 
+/// A name of what an O_PATH descriptor is of, which leads to a symlink itself, too; there is none without a /proc, in a chroot for
+/// instance.
+fn name_of(file: &OwnedFd) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+/// All extended attributes, by calls that fill a buffer with all names, and with the value of one.
+fn all_xattrs(
+    list: impl FnOnce(&mut [u8]) -> rustix::io::Result<usize>,
+    get: impl Fn(&[u8], &mut [u8]) -> rustix::io::Result<usize>,
+) -> rustix::io::Result<Vec<Xattr>> {
+    let mut names = vec![0; XATTRS_MAX];
+    let len = match list(&mut names) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(Vec::new()),
+        len => len?,
+    };
+    let (mut found, mut value) = (Vec::new(), vec![0; XATTRS_MAX]);
+    for name in names[..len].split(|b| *b == 0).filter(|name| !name.is_empty()) {
+        match get(name, &mut value) {
+            // it is gone; or a name for something else, which cannot be read
+            Err(Errno::NODATA | Errno::OPNOTSUPP) => {}
+            len => found.push((name.to_vec(), value[..len?].to_vec())),
+        }
+    }
+    Ok(found)
+}
+
 /// fchmodat2(2) of what an O_PATH descriptor is of; since Linux 6.6.
 fn chmod_of(file: &OwnedFd, mode: Mode) -> io::Result<()> {
     // SAFETY: the kernel reads an empty string, which lives for ever, and no other memory.
@@ -140,6 +173,7 @@ impl FileSystem for Kernel {
             atime: time(s.st_atime as i64, s.st_atime_nsec as u64),
             mtime: time(s.st_mtime as i64, s.st_mtime_nsec as u64),
             rdev: s.st_rdev,
+            nlink: s.st_nlink as u64,
             id: (s.st_dev, s.st_ino),
         })
     }
@@ -155,6 +189,9 @@ impl FileSystem for Kernel {
     }
     fn symlink(&self, target: &CStr, path: &CStr) -> io::Result<()> {
         Ok(fs::symlinkat(target, self.root(), path)?)
+    }
+    fn link(&self, from: &CStr, to: &CStr) -> io::Result<()> {
+        Ok(fs::linkat(self.root(), from, self.root(), to, AtFlags::empty())?)
     }
     fn mknod(&self, path: &CStr, kind: FileKind, mode: u32, rdev: u64) -> io::Result<()> {
         let kind = FileType::from_raw_mode(kind.mode_bits());
@@ -172,17 +209,13 @@ impl FileSystem for Kernel {
         Ok(fs::renameat(self.root(), from, self.root(), to)?)
     }
     fn set_attributes(&self, path: &CStr, stat: &Stat, follow: bool) -> io::Result<()> {
-        // A descriptor of the file itself: a symlink that takes its name meanwhile is not followed.
-        let mut itself = OFlags::PATH | OFlags::CLOEXEC;
-        itself.set(OFlags::NOFOLLOW, !follow);
-        let file = again(|| fs::openat(self.root(), path, itself, Mode::empty()))?;
+        let file = self.itself(path, follow)?;
         if FileKind::from_mode(fs::fstat(&file)?.st_mode) != Some(stat.kind) {
             return Err(crate::replaced());
         }
         let mode = may_have(stat, |uid, gid| fs::chownat(&file, c"", uid, gid, AtFlags::EMPTY_PATH))?;
-        // What such a descriptor is of is changed by its name in /proc, which leads to a symlink itself, too; without a /proc,
-        // in a chroot for instance, by newer system calls.
-        let name = format!("/proc/self/fd/{}", file.as_raw_fd());
+        // where it has no such name, by newer system calls
+        let name = name_of(&file);
         let mode = Mode::from_raw_mode(mode);
         if stat.kind != FileKind::Symlink {
             match fs::chmodat(CWD, &*name, mode, AtFlags::empty()) {
@@ -204,20 +237,25 @@ impl FileSystem for Kernel {
         Ok(fs::futimens(file, &times(stat))?)
     }
     fn xattrs_of(&self, file: &OwnedFd) -> io::Result<Vec<Xattr>> {
-        let mut names = vec![0; XATTRS_MAX];
-        let len = match fs::flistxattr(file, &mut names[..]) {
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(Vec::new()),
-            len => len?,
-        };
-        let (mut found, mut value) = (Vec::new(), vec![0; XATTRS_MAX]);
-        for name in names[..len].split(|b| *b == 0).filter(|name| !name.is_empty()) {
-            match fs::fgetxattr(file, name, &mut value[..]) {
-                // it is gone; or a name for something else, which cannot be read
-                Err(Errno::NODATA | Errno::OPNOTSUPP) => {}
-                len => found.push((name.to_vec(), value[..len?].to_vec())),
+        Ok(all_xattrs(|names| fs::flistxattr(file, names), |name, value| fs::fgetxattr(file, name, value))?)
+    }
+    fn xattrs(&self, path: &CStr) -> io::Result<Vec<Xattr>> {
+        let file = self.itself(path, false)?;
+        let name = name_of(&file);
+        match all_xattrs(|names| fs::listxattr(&*name, names), |n, value| fs::getxattr(&*name, n, value)) {
+            // no /proc
+            Err(Errno::NOENT) if self.root.is_none() => {
+                Ok(all_xattrs(|names| fs::llistxattr(path, names), |n, value| fs::lgetxattr(path, n, value))?)
             }
+            found => Ok(found?),
         }
-        Ok(found)
+    }
+    fn set_xattr(&self, path: &CStr, kind: FileKind, name: &[u8], value: &[u8]) -> io::Result<()> {
+        let file = self.itself(path, false)?;
+        if FileKind::from_mode(fs::fstat(&file)?.st_mode) != Some(kind) {
+            return Err(crate::replaced());
+        }
+        Ok(fs::setxattr(name_of(&file), name, value, XattrFlags::empty())?)
     }
     fn set_xattr_of(&self, file: &OwnedFd, name: &[u8], value: &[u8]) -> io::Result<()> {
         Ok(fs::fsetxattr(file, name, value, XattrFlags::empty())?)

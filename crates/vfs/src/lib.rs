@@ -99,6 +99,8 @@ pub struct Stat {
     pub mtime: Timestamp,
     /// Device number of a device file.
     pub rdev: u64,
+    /// Names of the file.
+    pub nlink: u64,
     /// Device and inode: tells the files of one file system apart.
     pub id: (u64, u64),
 }
@@ -125,6 +127,8 @@ pub trait FileSystem: Send + Sync {
     fn mkdir(&self, path: &CStr, mode: u32) -> io::Result<()>;
     /// symlink(2): `path` is the new one.
     fn symlink(&self, target: &CStr, path: &CStr) -> io::Result<()>;
+    /// link(2): `to` becomes another name of `from`, also of a symlink.
+    fn link(&self, from: &CStr, to: &CStr) -> io::Result<()>;
     /// mknod(2): a pipe, a socket or a device file.
     fn mknod(&self, path: &CStr, kind: FileKind, mode: u32, rdev: u64) -> io::Result<()>;
     /// rmdir(2): of an empty directory.
@@ -139,6 +143,10 @@ pub trait FileSystem: Send + Sync {
     fn set_attributes(&self, path: &CStr, stat: &Stat, follow: bool) -> io::Result<()>;
     /// As [`FileSystem::set_attributes`], of an open file: whatever has its name by now.
     fn set_attributes_of(&self, file: &Self::File, stat: &Stat) -> io::Result<()>;
+    /// llistxattr(2) and lgetxattr(2): all extended attributes of what the path names, of a symlink those of itself.
+    fn xattrs(&self, path: &CStr) -> io::Result<Vec<Xattr>>;
+    /// lsetxattr(2): made or replaced. Nothing of another kind is changed.
+    fn set_xattr(&self, path: &CStr, kind: FileKind, name: &[u8], value: &[u8]) -> io::Result<()>;
     /// flistxattr(2) and fgetxattr(2): all extended attributes, names with values; none where the file system knows none.
     fn xattrs_of(&self, file: &Self::File) -> io::Result<Vec<Xattr>>;
     /// fsetxattr(2): made or replaced.

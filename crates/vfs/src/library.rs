@@ -123,6 +123,15 @@ impl Library {
         call(self.volume.create(dir, name, &NewNode { kind, mode, umask: self.umask, rdev, target }, &self.cred))
             .map(drop)
     }
+    /// Opens what a path names, a symlink too where it is not to be followed; nothing of another kind than `kind`.
+    fn itself(&self, path: &CStr, follow: bool, kind: Option<FileKind>) -> io::Result<OpenFile> {
+        let found = self.attr(path, follow)?;
+        let file = call(self.volume.open(found.ino))?;
+        if kind.is_some_and(|k| k != found.kind()) || file.generation() != found.generation {
+            return Err(crate::replaced());
+        }
+        Ok(file)
+    }
     /// File capabilities are not for other content, nor for another owner. The kernel takes them away at the first write;
     /// here that is done by the open for writing, so that no write has to look.
     #[inline]
@@ -175,6 +184,7 @@ impl FileSystem for Library {
             atime: a.atime,
             mtime: a.mtime,
             rdev: a.rdev,
+            nlink: a.nlink.into(),
             id: (0, a.ino.0),
         })
     }
@@ -197,6 +207,9 @@ impl FileSystem for Library {
     fn symlink(&self, target: &CStr, path: &CStr) -> io::Result<()> {
         self.make(path, FileKind::Symlink, 0o777, 0, target.to_bytes())
     }
+    fn link(&self, from: &CStr, to: &CStr) -> io::Result<()> {
+        call(self.volume.link_path(relative(from), relative(to), &self.cred))
+    }
     fn mknod(&self, path: &CStr, kind: FileKind, mode: u32, rdev: u64) -> io::Result<()> {
         self.make(path, kind, mode, rdev, b"")
     }
@@ -212,15 +225,7 @@ impl FileSystem for Library {
         call(self.volume.rename_path(relative(from), relative(to), RenameMode::Replace, &self.cred))
     }
     fn set_attributes(&self, path: &CStr, stat: &Stat, follow: bool) -> io::Result<()> {
-        let found = self.attr(path, follow)?;
-        if found.kind() != stat.kind {
-            return Err(crate::replaced());
-        }
-        let file = call(self.volume.open(found.ino))?;
-        if file.generation() != found.generation {
-            return Err(crate::replaced());
-        }
-        self.set_attributes_of(&file, stat)
+        self.set_attributes_of(&self.itself(path, follow, Some(stat.kind))?, stat)
     }
     fn set_attributes_of(&self, file: &OpenFile, stat: &Stat) -> io::Result<()> {
         self.remove_capabilities(file)?;
@@ -233,6 +238,12 @@ impl FileSystem for Library {
             value => Some(call(value).map(|value| (name, value))),
         };
         names.into_iter().filter_map(value).collect()
+    }
+    fn xattrs(&self, path: &CStr) -> io::Result<Vec<Xattr>> {
+        self.xattrs_of(&self.itself(path, false, None)?)
+    }
+    fn set_xattr(&self, path: &CStr, kind: FileKind, name: &[u8], value: &[u8]) -> io::Result<()> {
+        self.set_xattr_of(&self.itself(path, false, Some(kind))?, name, value)
     }
     fn set_xattr_of(&self, file: &OpenFile, name: &[u8], value: &[u8]) -> io::Result<()> {
         call(self.volume.setxattr(file.ino(), name, value, XattrMode::Set))

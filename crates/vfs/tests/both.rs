@@ -55,6 +55,20 @@ fn answers<F: FileSystem>(fs: &F) -> Vec<String> {
         say("attributes of others", fs.set_attributes(name, &set, false).map(|()| String::new()));
         say("set", fs.stat(name, false).map(|s| format!("{:o} {:?}", s.mode, s.mtime)));
     }
+    say("link", fs.link(c"d/f", c"d/h").map(|()| String::new()));
+    say("link to what is there", fs.link(c"d/f", c"d/l").map(|()| String::new()));
+    say("link of a symlink", fs.link(c"d/l", c"d/m").map(|()| String::new()));
+    say("what it is", fs.stat(c"d/m", false).map(|s| format!("{:?} {}", s.kind, s.nlink)));
+    say("the same file", Ok((fs.stat(c"d/h", true).unwrap().id == set.id).to_string()));
+    for name in [c"d/h", c"d/m"] {
+        say("unlink of another name", fs.unlink(name).map(|()| String::new()));
+    }
+    say("names left", fs.stat(c"d/f", true).map(|s| s.nlink.to_string()));
+    say("attributes of another kind", fs.set_xattr(c"d/l", FileKind::File, b"trusted.t", b"1").map(|()| String::new()));
+    let own =
+        |all: Vec<(Vec<u8>, Vec<u8>)>| all.iter().filter(|(n, _)| !n.starts_with(b"security.")).count().to_string();
+    say("attributes of none", fs.xattrs(c"d/l").map(own));
+    say("attributes of nothing", fs.xattrs(c"d/n").map(own));
     say("rename", fs.rename(c"d/f", c"d/g").map(|()| String::new()));
     say(
         "list",

@@ -1,10 +1,10 @@
 //! `braidfs cp`: copies between the host and an unmounted volume, and inside one.
 //!
-//! Walks with a stack of its own; one file that fails is reported and the rest is copied. Holes stay holes. Hard links
-//! become separate files. A symlink at a destination is replaced, never written through, so that a hostile volume
-//! cannot send a copy elsewhere on the host; nor can a loop of its directories keep a copy from its end. A device, a pipe or
-//! the standard output that is itself named as the destination, or a symlink to it, is written into, as by cp(1): what lies in
-//! a directory that is named is replaced. The devices of the volumes are never written as files of the host.
+//! Walks with a stack of its own; one file that fails is reported and the rest is copied. Holes stay holes. With -p, names of
+//! one file that are copied together become names of one copy. A symlink at a destination is replaced, never written through, so
+//! that a hostile volume cannot send a copy elsewhere on the host; nor can a loop of its directories keep a copy from its end. A
+//! device, a pipe or the standard output that is itself named as the destination, or a symlink to it, is written into, as by cp(1):
+//! what lies in a directory that is named is replaced. The devices of the volumes are never written as files of the host.
 
 mod keep;
 
@@ -14,8 +14,9 @@ use crate::tree::volume::VolumeTree;
 use crate::tree::{HostTree, MET_BEFORE, Target, Tree};
 use crate::{open, text};
 use braidfs_vfs::{FileKind, FileSystem, OpenHow, Stat};
-use keep::Losses;
-use std::collections::HashSet;
+use keep::{Losses, Place};
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, OsString};
 use std::io;
 use std::path::PathBuf;
@@ -27,19 +28,22 @@ type Res<T> = Result<T, String>;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  braidfs cp -r ./dir disk.img:/x     into the volume\n  \
     braidfs cp disk.img:/x/y .          out of it\n  \
-    braidfs cp -rp disk.img:/ ./all     everything, with owners, modes and times\n\n\
+    braidfs cp -a disk.img:/ ./all      everything, with owners, modes, times and links\n\n\
     DEVICE:PATH names a file in a volume; PATH is absolute. A host file whose name holds `:/` is found all the same \
     where it exists.")]
 pub struct Args {
     /// Directories and all below; symlinks are copied as symlinks
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
-    /// Keep owner, group, mode and times, of files and directories also ACLs, file capabilities and the extended attributes
-    /// user.* and trusted.*; without the right to give files away, what can be, and then no set-user-ID, set-group-ID and sticky
-    /// bits. An attribute that the destination does not take is told of, and the exit code is 1. Hard links become files of their
-    /// own, with -p too
+    /// Keep owner, group, mode and times, ACLs, file capabilities and the extended attributes user.* and trusted.*; without the
+    /// right to give files away, what can be, and then no set-user-ID, set-group-ID and sticky bits. Hard links stay: names of one
+    /// file that this command copies become names of one file. What the destination does not take is told of, and the exit code
+    /// is 1
     #[arg(short, long)]
     preserve: bool,
+    /// All there is: as -r and -p
+    #[arg(short, long)]
+    archive: bool,
     /// Sources, then the destination: paths of the host or DEVICE:PATH
     #[arg(value_name = "PATH", required = true, num_args = 2..)]
     paths: Vec<OsString>,
@@ -101,7 +105,9 @@ fn copy_all<T: Tree>(volumes: &[Opened], from: &[Target], tree: &T, to: &Target,
         Ok(found) => found.is_some_and(|s| s.kind == FileKind::Dir),
         Err(e) => return Err(Failure::at("cannot copy to", tree.show(path), e)),
     };
-    let dest = Dest { tree, path, into_dir, args, disks, written, losses: Losses::default() };
+    let (recursive, preserve) = (args.recursive || args.archive, args.preserve || args.archive);
+    let (losses, copied) = (Losses::default(), RefCell::default());
+    let dest = Dest { tree, path, into_dir, recursive, preserve, disks, written, losses, copied };
     if !into_dir && from.len() > 1 {
         let why = "several files can only be copied into a directory: make it first";
         return Err(Failure::at("cannot copy to", tree.show(path), why));
@@ -109,10 +115,12 @@ fn copy_all<T: Tree>(volumes: &[Opened], from: &[Target], tree: &T, to: &Target,
     let mut failed = false;
     for source in from {
         let (path, same) = (path_of(source), device_of(source) == device_of(to));
+        let number = volumes.iter().position(|v| device_of(source) == Some(&v.device));
+        let whence = Whence { number, same_tree: same };
         failed |= match volume_of(volumes, source) {
-            Some(volume) => dest.copy(volume, path, same),
+            Some(volume) => dest.copy(volume, path, whence),
             None if same => report(&HostTree::HERE, path, "the destination is no volume either: use cp(1)"),
-            None => dest.copy(&HostTree::HERE, path, same),
+            None => dest.copy(&HostTree::HERE, path, whence),
         };
     }
     Ok(failed || dest.losses.any())
@@ -167,12 +175,30 @@ struct Dest<'a, T> {
     path: &'a [u8],
     /// It is a directory: what is copied lies in it.
     into_dir: bool,
-    args: &'a Args,
+    recursive: bool,
+    preserve: bool,
     /// Devices of all volumes that are open: no file of the host that is one of them is written, or replaced.
     disks: Vec<&'a Identity>,
     /// Of the volume that is written to: no file of the host that is one of them is read.
     written: Vec<&'a Identity>,
     losses: Losses,
+    /// Copies of files that have several names: where they are, and which files.
+    copied: RefCell<HashMap<Original, Copied>>,
+}
+
+/// A file that is copied: the number of its volume, none for the host, and its [`Stat::id`] there.
+type Original = (Option<usize>, (u64, u64));
+
+/// Where a copy is, and its [`Stat::id`].
+type Copied = (Vec<u8>, (u64, u64));
+
+/// Where a source lies.
+#[derive(Clone, Copy)]
+struct Whence {
+    /// Of the volume, none for the host.
+    number: Option<usize>,
+    /// Source and destination lie in one tree.
+    same_tree: bool,
 }
 
 /// One walk.
@@ -180,8 +206,7 @@ struct Walk {
     stack: Vec<Step>,
     /// Directories that were met, and those that were made beside them.
     seen: HashSet<(u64, u64)>,
-    /// Source and destination lie in one tree.
-    same_tree: bool,
+    whence: Whence,
 }
 
 enum Step {
@@ -201,11 +226,11 @@ enum Step {
 
 impl<T: Tree> Dest<'_, T> {
     /// Copies one source; whether something failed (it has been reported).
-    fn copy(&self, source: &impl Tree, path: &[u8], same_tree: bool) -> bool {
+    fn copy(&self, source: &impl Tree, path: &[u8], whence: Whence) -> bool {
         // `vol:/` and `.` have no name of their own: their content goes into the directory.
         let to = if self.into_dir { text::join(self.path, text::base_name(path)) } else { self.path.to_vec() };
         let mut failed = false;
-        if same_tree && self.args.recursive {
+        if whence.same_tree && self.recursive {
             match self.is_inside(source, path, &to) {
                 Ok(false) => {}
                 Ok(true) => return report(source, path, "a directory cannot be copied into itself"),
@@ -213,7 +238,7 @@ impl<T: Tree> Dest<'_, T> {
             }
         }
         let stack = vec![Step::Copy { from: path.to_vec(), to, top: true }];
-        let mut walk = Walk { stack, seen: HashSet::new(), same_tree };
+        let mut walk = Walk { stack, seen: HashSet::new(), whence };
         while let Some(step) = walk.stack.pop() {
             let (from, result) = match step {
                 Step::Finish { from, to, meta, top } => {
@@ -248,7 +273,7 @@ impl<T: Tree> Dest<'_, T> {
     }
 
     fn one(&self, source: &impl Tree, from: &[u8], to: &[u8], top: bool, walk: &mut Walk) -> Res<()> {
-        let follow = top && !self.args.recursive;
+        let follow = top && !self.recursive;
         let meta = stat(source, from, follow)?.ok_or("no such file or directory")?;
         let (fs, here) = (self.tree.fs(), |e: String| format!("to {}: {e}", self.tree.show(to)));
         // Only a destination that the user named may be reached through a symlink.
@@ -257,8 +282,8 @@ impl<T: Tree> Dest<'_, T> {
         let stream = if is_named { self.stream(to)? } else { None };
         old = stream.or(old);
         // Without the umask: where the directory has a default ACL, that takes the place of it. For nobody else until all is set.
-        let mode = meta.mode & if self.args.preserve { 0o700 } else { 0o777 };
-        if walk.same_tree && old.is_some_and(|o| o.id == meta.id) {
+        let mode = meta.mode & if self.preserve { 0o700 } else { 0o777 };
+        if walk.whence.same_tree && old.is_some_and(|o| o.id == meta.id) {
             return Err(format!("{} is the same file", self.tree.show(to)));
         }
         if old.is_some_and(|o| self.tree.devices(&o).iter().any(|id| self.disks.contains(&id))) {
@@ -269,7 +294,7 @@ impl<T: Tree> Dest<'_, T> {
             return Err("is the volume itself: not copied".into());
         }
         if meta.kind == FileKind::Dir {
-            if !self.args.recursive {
+            if !self.recursive {
                 return Err("is a directory: copy it with -r".into());
             }
             if source.has_one_name_each() && !walk.seen.insert(meta.id) {
@@ -281,11 +306,11 @@ impl<T: Tree> Dest<'_, T> {
                 // Writable until it is filled.
                 None => fs.mkdir(&at(self.tree, to)?, mode | 0o700).map_err(reason).map_err(here)?,
             }
-            if walk.same_tree {
+            if walk.whence.same_tree {
                 // a loop must not lead to what is being made
                 walk.seen.extend(stat(self.tree, to, true).map_err(here)?.map(|made| made.id));
             }
-            if self.args.preserve || (old.is_none() && mode & 0o700 != 0o700) {
+            if self.preserve || (old.is_none() && mode & 0o700 != 0o700) {
                 walk.stack.push(Step::Finish { from: from.to_vec(), to: to.to_vec(), meta, top });
             }
             for name in source.fs().list(&at(source, from)?).map_err(reason)? {
@@ -300,33 +325,72 @@ impl<T: Tree> Dest<'_, T> {
         if old.is_some_and(|o| o.kind == FileKind::Dir) {
             return Err(here("is a directory".into()));
         }
-        if !self.args.recursive && !matches!(meta.kind, FileKind::File | FileKind::Symlink) {
+        if !self.recursive && !matches!(meta.kind, FileKind::File | FileKind::Symlink) {
             return Err("is a special file: copy it with -r".into());
         }
         if let Some(stream) = stream {
             return self.write_stream(source, from, to, stream.kind == FileKind::File);
         }
+        let original = (walk.whence.number, meta.id);
+        let has_others = self.preserve && meta.nlink > 1;
+        if has_others && self.link_to_copy(&original, to, &mut old)? {
+            return Ok(());
+        }
         if old.is_some_and(|o| o.kind != FileKind::File || meta.kind != FileKind::File) {
             fs.unlink(&at(self.tree, to)?).map_err(reason).map_err(here)?;
             old = None;
         }
+        self.make(source, from, to, &meta, if old.is_some() { 0o600 } else { mode })?;
+        if has_others {
+            let made = stat(self.tree, to, false).map_err(here)?.map(|s| (to.to_vec(), s.id));
+            self.copied.borrow_mut().extend(made.map(|made| (original, made)));
+        }
+        Ok(())
+    }
+
+    /// Copies what is no directory; `mode`: permissions until it has all.
+    fn make<S: Tree>(&self, source: &S, from: &[u8], to: &[u8], meta: &Stat, mode: u32) -> Res<()> {
+        let (fs, here) = (self.tree.fs(), |e: io::Error| format!("to {}: {}", self.tree.show(to), reason(e)));
+        let (from_path, to_path) = (at(source, from)?, at(self.tree, to)?);
         match meta.kind {
             FileKind::File => {
-                let (input, file) = self.content(source, from, to, if old.is_some() { 0o600 } else { mode })?;
-                return if self.args.preserve { self.keep(source, &input, &file, &meta, to) } else { Ok(()) };
+                let (input, file) = self.content(source, from, to, mode)?;
+                let (input, file) = (Place::Open(source.fs(), &input), Place::Open(fs, &file));
+                return self.keep_if_wanted(&input, &file, meta, to);
             }
             FileKind::Symlink => {
-                let target = source.fs().read_link(&at(source, from)?).map_err(reason)?;
-                fs.symlink(&c(&target)?, &at(self.tree, to)?).map_err(reason).map_err(here)?;
+                let target = source.fs().read_link(&from_path).map_err(reason)?;
+                fs.symlink(&c(&target)?, &to_path).map_err(here)?;
             }
-            kind => fs.mknod(&at(self.tree, to)?, kind, mode, meta.rdev).map_err(reason).map_err(here)?,
+            kind => fs.mknod(&to_path, kind, mode, meta.rdev).map_err(here)?,
         }
-        if self.args.preserve { self.set_attributes(to, &meta, false) } else { Ok(()) }
+        self.keep_if_wanted(&Place::Named(source.fs(), &from_path), &Place::Named(fs, &to_path), meta, to)
+    }
+
+    /// Makes `to` another name of the copy of a file that was copied before, by another name of it: whether there is one. `old`: what
+    /// has the name.
+    fn link_to_copy(&self, original: &Original, to: &[u8], old: &mut Option<Stat>) -> Res<bool> {
+        let here = |e: String| format!("to {}: {e}", self.tree.show(to));
+        let Some((copy, id)) = self.copied.borrow().get(original).cloned() else { return Ok(false) };
+        // something else may have its name by now
+        if stat(self.tree, &copy, false).map_err(here)?.is_none_or(|s| s.id != id) {
+            return Ok(false);
+        }
+        let (fs, path) = (self.tree.fs(), at(self.tree, to)?);
+        if old.is_some_and(|o| o.id == id) {
+            return Ok(true);
+        }
+        if old.take().is_some() {
+            fs.unlink(&path).map_err(reason).map_err(here)?;
+        }
+        let linked = fs.link(&at(self.tree, &copy)?, &path);
+        let lost = |e| self.losses.tell_link(&self.tree.show(to), &self.tree.show(&copy), &reason(e));
+        Ok(linked.map_err(lost).is_ok())
     }
 
     /// Gives a directory that is filled what it is to have.
     fn finish(&self, source: &impl Tree, from: &[u8], to: &[u8], meta: &Stat, top: bool) -> Res<()> {
-        if !self.args.preserve {
+        if !self.preserve {
             let made = stat(self.tree, to, top)?.ok_or("it was removed meanwhile")?;
             // without what it had to be filled
             return self.set_attributes(to, &Stat { mode: made.mode & !(0o700 & !meta.mode), ..made }, top);
@@ -335,14 +399,24 @@ impl<T: Tree> Dest<'_, T> {
         let input = source.fs().open(&at(source, from)?, how).map_err(reason)?;
         let file = self.tree.fs().open(&at(self.tree, to)?, OpenHow { no_follow: !top, ..how });
         let file = file.map_err(|e| format!("to {}: {}", self.tree.show(to), reason(e)))?;
-        self.keep(source, &input, &file, meta, to)
+        let (input, file) = (Place::Open(source.fs(), &input), Place::Open(self.tree.fs(), &file));
+        self.keep_if_wanted(&input, &file, meta, to)
     }
 
-    /// Gives a copy what `meta` says, and the extended attributes.
-    fn keep<S: Tree>(&self, source: &S, input: &Open<S>, file: &Open<T>, meta: &Stat, to: &[u8]) -> Res<()> {
-        let xattrs = source.fs().xattrs_of(input).map_err(reason)?;
+    /// Gives a copy what `meta` says, and the extended attributes, where they are to be kept.
+    fn keep_if_wanted<S: FileSystem>(
+        &self,
+        original: &Place<'_, S>,
+        copy: &Place<'_, T::Fs>,
+        meta: &Stat,
+        to: &[u8],
+    ) -> Res<()> {
+        if !self.preserve {
+            return Ok(());
+        }
+        let xattrs = original.xattrs().map_err(reason)?;
         let lost = |name: &[u8], e| self.losses.tell(&self.tree.show(to), name, &reason(e));
-        let kept = keep::keep(self.tree.fs(), file, meta, &xattrs, lost);
+        let kept = keep::keep(copy, meta, &xattrs, lost);
         kept.map_err(|e| format!("to {}: {}", self.tree.show(to), reason(e)))
     }
 

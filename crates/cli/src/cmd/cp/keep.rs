@@ -4,9 +4,10 @@
 //! kind.
 
 use crate::text;
-use braidfs_vfs::{FileSystem, Stat, Xattr};
+use braidfs_vfs::{FileKind, FileSystem, Stat, Xattr};
 use std::cell::RefCell;
 use std::collections::HashSet;
+use std::ffi::CStr;
 use std::io;
 
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
@@ -27,7 +28,16 @@ impl Losses {
         !self.0.borrow().is_empty()
     }
 
-    /// Tells of the first one of its kind; `place` is the copy.
+    /// Tells of the first copy that is a file of its own, where it was to be another name of `first`.
+    pub fn tell_link(&self, place: &str, first: &str, why: &str) {
+        if self.0.borrow_mut().insert(b"a link".to_vec()) {
+            crate::complain(format_args!(
+                "{place} becomes a file of its own, and no name of {first}: {why} (the first of these: no other is told of)"
+            ));
+        }
+    }
+
+    /// Tells of the first attribute of its kind; `place` is the copy.
     pub fn tell(&self, place: &str, name: &[u8], why: &str) {
         let kind = name.split(|b| *b == b'.').next().unwrap_or(name);
         if self.0.borrow_mut().insert(kind.to_vec()) {
@@ -46,19 +56,51 @@ fn is_kept(name: &[u8]) -> bool {
         || name.starts_with(b"trusted.")
 }
 
-/// Gives `file`, open in `fs`, what `meta` says and those of `xattrs` that are kept, and takes away the ACLs that its directory
+/// A file that is copied, or a copy.
+pub enum Place<'p, F: FileSystem> {
+    /// A file or directory, which is open.
+    Open(&'p F, &'p F::File),
+    /// A symlink or a special file, which nobody opens.
+    Named(&'p F, &'p CStr),
+}
+
+impl<F: FileSystem> Place<'_, F> {
+    /// All extended attributes.
+    ///
+    /// # Errors
+    /// Of the file system.
+    pub fn xattrs(&self) -> io::Result<Vec<Xattr>> {
+        match self {
+            Place::Open(fs, file) => fs.xattrs_of(file),
+            Place::Named(fs, path) => fs.xattrs(path),
+        }
+    }
+    fn set_xattr(&self, kind: FileKind, name: &[u8], value: &[u8]) -> io::Result<()> {
+        match self {
+            Place::Open(fs, file) => fs.set_xattr_of(file, name, value),
+            Place::Named(fs, path) => fs.set_xattr(path, kind, name, value),
+        }
+    }
+    fn set_attributes(&self, stat: &Stat) -> io::Result<()> {
+        match self {
+            Place::Open(fs, file) => fs.set_attributes_of(file, stat),
+            Place::Named(fs, path) => fs.set_attributes(path, stat, false),
+        }
+    }
+}
+
+/// Gives a copy what `meta` says and those of `xattrs` that are kept, and takes away the ACLs that its directory
 /// gave it. `lost` hears of each attribute that the file system does not take.
 ///
 /// # Errors
 /// Owner, mode or times cannot be set.
 pub fn keep<F: FileSystem>(
-    fs: &F,
-    file: &F::File,
+    copy: &Place<'_, F>,
     meta: &Stat,
     xattrs: &[Xattr],
     mut lost: impl FnMut(&[u8], io::Error),
 ) -> io::Result<()> {
-    let given = fs.xattrs_of(file)?;
+    let given = copy.xattrs()?;
     let found = |of: &[Xattr], name: &[u8]| of.iter().position(|(n, _)| n == name);
     let acls = [ACCESS_ACL, DEFAULT_ACL].map(|name| match found(xattrs, name) {
         Some(i) => Some((name, &xattrs[i].1[..])),
@@ -66,14 +108,14 @@ pub fn keep<F: FileSystem>(
     });
     let plain = || xattrs.iter().filter(|(n, _)| is_kept(n) && ![ACCESS_ACL, DEFAULT_ACL].contains(&&n[..]));
     if acls == [None, None] && plain().next().is_none() {
-        return fs.set_attributes_of(file, meta);
+        return copy.set_attributes(meta);
     }
     let (mut mode, mut set) = (meta.mode, |name: &[u8], value: &[u8]| {
-        let done = fs.set_xattr_of(file, name, value);
+        let done = copy.set_xattr(meta.kind, name, value);
         done.map_err(|e| lost(name, e)).is_ok()
     });
     // The owner first, as it is he who may do something from here on.
-    fs.set_attributes_of(file, &Stat { mode: mode & 0o700, ..*meta })?;
+    copy.set_attributes(&Stat { mode: mode & 0o700, ..*meta })?;
     for (name, value) in acls.into_iter().flatten() {
         if !set(name, value) && name == ACCESS_ACL {
             mode = without_acl(mode, value);
@@ -82,7 +124,7 @@ pub fn keep<F: FileSystem>(
     for (name, value) in plain().filter(|(n, _)| n != CAPABILITIES) {
         set(name, value);
     }
-    fs.set_attributes_of(file, &Stat { mode, ..*meta })?;
+    copy.set_attributes(&Stat { mode, ..*meta })?;
     // a change of the owner, to the same one too, takes them away
     if let Some(i) = found(xattrs, CAPABILITIES) {
         set(CAPABILITIES, &xattrs[i].1);
