@@ -14,7 +14,10 @@ use braidfs_format::bat::ENTRIES_PER_BLOCK;
 use braidfs_format::super_block::SuperBlock;
 use braidfs_store::super_io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
+/// How often a growth is prepared where others change the volume's size meanwhile.
+const ATTEMPTS: usize = 4;
 /// Of superblocks: mkfs writes 1.
 pub(super) const SEQ: u64 = 2;
 
@@ -47,23 +50,46 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::ReadOnly`]; [`Error::Size`] where the volume is larger than that already, the device is smaller, or the
-    /// volume's tables have no room for it; of a device: the volume has its old size then.
+    /// volume's tables have no room for it; [`Error::Busy`] where others change its size; of a device: the volume has its old
+    /// size then.
     pub fn grow(&self, size: NewSize) -> Result<Resized> {
         let i = self.mounted();
         if self.read_only() {
             return Err(Error::ReadOnly);
         }
         i.shared.check_alive()?;
-        // no group is claimed, given back or trimmed meanwhile
-        let mut bat = i.bat.lock();
-        if self.read_only() {
-            return Err(Error::ReadOnly); // a remount was faster
+        for _ in 0..ATTEMPTS {
+            let growth = i.prepare_growth(size)?;
+            if let Some(done) = i.grow_to(&growth)? {
+                return Ok(done);
+            }
         }
-        let old = *i.sb.read();
-        let last = old.device_table().len() - 1;
+        Err(Error::Busy("its size changes all the time: try again".into()))
+    }
+}
+
+/// A larger size, for which the device has room.
+struct Growth {
+    device: Arc<dyn Device>,
+    /// What the superblock says that the volume uses of it.
+    before: u64,
+    /// What it shall use.
+    blocks: u64,
+}
+
+impl MountedVolume {
+    /// Looks how large the volume can become, and has its last device as large as that. It may be elsewhere, and slow to answer:
+    /// nothing is locked meanwhile.
+    fn prepare_growth(&self, size: NewSize) -> Result<Growth> {
+        let (old, last, device) = {
+            // the last device may leave at any other moment
+            let _bat = self.bat.lock();
+            let old = *self.sb.read();
+            let last = old.device_table().len() - 1;
+            (old, last, Arc::clone(self.store.device(last)))
+        };
         let before = old.device[last].blocks.get();
-        let device = &**i.store.device(last);
-        let blocks = wanted(device, before, size)?;
+        let blocks = wanted(&*device, before, size)?;
         if blocks < before {
             return Err(Error::Size(format!(
                 "that is no growth: the volume uses {} of {}",
@@ -71,13 +97,42 @@ impl Volume {
                 device.name()
             )));
         }
-        bat.check_may_resize()?;
-        let mut sb = with_blocks(&old, last, blocks, false)?;
-        if sb.groups.get() as usize > i.siblings.room() {
+        self.bat.lock().check_may_resize()?;
+        self.with_more(&old, last, blocks)?;
+        if blocks > before {
+            extend(&*device, blocks)?;
+        }
+        Ok(Growth { device, before, blocks })
+    }
+
+    /// `old` with `blocks` blocks of device `last`, where this mount can have that.
+    fn with_more(&self, old: &SuperBlock, last: usize, blocks: u64) -> Result<SuperBlock> {
+        let sb = with_blocks(old, last, blocks, false)?;
+        if sb.groups.get() as usize > self.siblings.room() {
             return Err(Error::Size("that is too much for one mount: mount it again between two sizes".into()));
         }
+        Ok(sb)
+    }
+
+    /// `None` where the volume has changed since the growth was prepared.
+    fn grow_to(&self, growth: &Growth) -> Result<Option<Resized>> {
+        let Growth { device, before, blocks } = growth;
+        let i = self;
+        // no group is claimed, given back or trimmed meanwhile
+        let mut bat = i.bat.lock();
+        if i.shared.read_only.load(Ordering::SeqCst) {
+            return Err(Error::ReadOnly); // a remount was faster
+        }
+        bat.check_may_resize()?;
+        let old = *i.sb.read();
+        let last = old.device_table().len() - 1;
+        let same = Arc::ptr_eq(i.store.device(last), device) && old.device[last].blocks.get() == *before;
+        // who made it smaller in between may have cut an image file off
+        if !same || blocks > before && device.blocks() < *blocks {
+            return Ok(None);
+        }
+        let mut sb = i.with_more(&old, last, *blocks)?;
         if blocks > before {
-            extend(device, blocks)?;
             let supers = i.label.lock();
             i.take_over(&mut sb, &supers);
             planted::in_order(
@@ -91,9 +146,14 @@ impl Volume {
             bat.resize(sb.groups.get() as usize);
             i.note_drained(&mut bat);
             i.count_unclaimed_in(&bat);
-            tracing::info!(from = bytes(before), to = bytes(blocks), groups = sb.groups.get(), "the volume has grown");
+            tracing::info!(
+                from = bytes(*before),
+                to = bytes(*blocks),
+                groups = sb.groups.get(),
+                "the volume has grown"
+            );
         }
-        Ok(resized(&old, &sb, last))
+        Ok(Some(resized(&old, &sb, last)))
     }
 }
 
@@ -257,3 +317,6 @@ impl Bat {
         add().inspect_err(|_| self.forget_pairs(before))
     }
 }
+
+#[cfg(test)]
+mod tests;
