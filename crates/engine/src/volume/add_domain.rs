@@ -69,7 +69,11 @@ impl MountedVolume {
             return Err(Error::Busy(format!("the volume has {number} domains: its tables have room for no more")));
         }
         let id = DomainId(number as u16);
-        // an attempt before this one may have come so far, and have failed behind it
+        // An attempt before this one may have come so far, and have failed behind it: with a group on a device that this one may not
+        // use, perhaps.
+        let not = self.unclaimable(devices);
+        let end = bat.claim_end() as u32;
+        self.free_half_made(&mut bat, |g| g >= end || not.iter().any(|groups| groups.contains(&g)))?;
         if bat.groups_of(id).is_empty() {
             self.make_domain(&mut bat, id, tenant_flags, devices)?;
         }
@@ -89,6 +93,16 @@ impl MountedVolume {
         self.tell_domains()?;
         tracing::info!("{id} was added");
         Ok(id)
+    }
+
+    /// A group of a domain that was about to be added when something failed is nobody's again, durably, where `which` says so.
+    pub(super) fn free_half_made(&self, bat: &mut Bat, which: impl Fn(u32) -> bool) -> Result<()> {
+        let id = DomainId(self.domains.len() as u16);
+        for g in bat.groups_of(id).into_iter().filter(|g| which(*g)) {
+            bat.set_free(&**self.store.device(0), g)?;
+            self.count_unclaimed_in(bat);
+        }
+        Ok(())
     }
 
     /// The superblocks tell how many domains there are, durably: that of the first device, which counts, and those of the others as
@@ -176,5 +190,52 @@ impl MountedVolume {
                 return Ok(None);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{MkfsOptions, MountOptions, mkfs};
+    use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
+
+    /// Two devices, the first group of a domain on the second one, and an error behind that.
+    fn half_made() -> (Volume, [Arc<FaultDevice>; 2]) {
+        let both = [1, 2].map(|seed| Arc::new(FaultDevice::new(Arc::new(MemDevice::new(64 << 8)), seed)));
+        let devices: Vec<Arc<dyn Device>> = both.iter().map(|d| Arc::clone(d) as Arc<dyn Device>).collect();
+        let how = MkfsOptions { domains: Some(1), group_bytes: Some(4 << 20), ..MkfsOptions::default() };
+        mkfs::format(&devices, &how).unwrap();
+        let v = Volume::mount(devices, MountOptions { background: false, ..MountOptions::default() }).unwrap();
+        let second = DeviceSet::of([1]).unwrap();
+        // all that it writes there is written before anything is read
+        both[1].add(Rule::new(Op::Read, Effect::Fail(5)).times(1));
+        assert!(v.mounted().add_domain(0, second).is_err());
+        let groups = v.mounted().bat.lock().groups_of(DomainId(1));
+        assert!(
+            groups.len() == 1 && v.mounted().store.device_of(groups[0]) == Some(1),
+            "{groups:?}: this test sees nothing"
+        );
+        (v, both)
+    }
+
+    #[test]
+    fn what_is_left_of_a_domain_is_not_used_where_it_must_not_be() {
+        let (v, _both) = half_made();
+        let first = DeviceSet::of([0]).unwrap();
+        let id = v.mounted().add_domain(0, first).unwrap();
+        let i = v.mounted();
+        let groups = i.bat.lock().groups_of(id);
+        assert!(groups.iter().all(|g| i.store.device_of(*g) == Some(0)), "{groups:?}");
+        assert_eq!(i.store.device_of(i.dom(id).journal_group()), Some(0));
+        v.unmount().unwrap();
+    }
+
+    #[test]
+    fn what_is_left_of_a_domain_keeps_no_device() {
+        let (v, _both) = half_made();
+        v.remove_device(1, &|_, _| true).unwrap();
+        // nor is it in the way of the next one
+        assert_eq!(v.add_domain().unwrap(), DomainId(1));
+        v.unmount().unwrap();
     }
 }

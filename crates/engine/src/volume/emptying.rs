@@ -94,6 +94,7 @@ impl<'a> End<'a> {
     pub(super) fn close(&mut self) -> Result<()> {
         let volume = self.volume;
         volume.forget_removed()?;
+        volume.free_half_made(&mut volume.bat.lock(), |g| g >= self.first)?;
         let all = volume.store.geometry().groups;
         let mut stays = None;
         for g in self.first..all {
