@@ -3,6 +3,8 @@
 import hashlib
 import json
 import os
+import subprocess
+import time
 
 import resizing
 import tenants_killed as killed
@@ -104,6 +106,29 @@ def resize_to_a_smaller_size(volume, _top):
         own.cold()
         same([hashlib.sha256(f.read_bytes()).digest() for f in (keep, late)], sums, "content after a remount")
         same((own.mnt / "open").read_bytes(), b"a" * MIB + b"b" * MIB, "what was written meanwhile")
+
+
+@check
+def resize_that_is_killed_stops(volume, _top):
+    """Who asked for a smaller size is gone: the volume keeps its size, or has the new one, and the next one finds nobody at work."""
+    daemon_only(volume)
+    with small(volume, 1, 64 * MIB) as own:
+        resize(own, own.mnt, "512M")
+        own.umount()
+        own.mount("cache=through")
+        first, late = own.mnt / "first", own.mnt / "late"
+        first.write_bytes(bytes(300 * MIB))
+        late.write_bytes(os.urandom(64 * MIB))
+        sum_of = hashlib.sha256(late.read_bytes()).digest()
+        first.unlink()
+        asked = subprocess.Popen([str(own.binary), "resize", str(own.mnt), "128M"], stderr=subprocess.DEVNULL)
+        time.sleep(0.05)
+        asked.kill()
+        asked.wait()
+        resize(own, own.mnt, "128M")
+        same(own.image.stat().st_size, 128 * MIB, "size of the image")
+        own.cold()
+        same(hashlib.sha256(late.read_bytes()).digest(), sum_of, "content")
 
 
 @check

@@ -329,18 +329,25 @@ pub fn remount(mountpoint: &Path, how: &Remount, sync: Option<bool>) -> io::Resu
     ask(&File::open(mountpoint)?, REMOUNT, &mut arg)
 }
 
-/// Has the server of the volume mounted on `mountpoint` change the volume's size.
-///
-/// # Errors
-/// EPERM: only root may, and the user of the server. ENOTTY: the server is too old. EROFS. Where the volume refuses, what it
-/// says to it, as the error's text.
-pub fn resize(mountpoint: &Path, size: NewSize) -> io::Result<Resized> {
+/// How a size is told to the server: number of a [`ResizeTo`], and bytes.
+fn size_of_call(size: NewSize) -> (u32, u64) {
     let (to, bytes) = match size {
         NewSize::Device => (ResizeTo::Device, 0),
         NewSize::Bytes(n) => (ResizeTo::Bytes, n),
         NewSize::More(n) => (ResizeTo::More, n),
     };
-    let mut arg = ResizeArg { to: to as u32, bytes, ..ResizeArg::new_zeroed() };
+    (to as u32, bytes)
+}
+
+/// Has the server of the volume mounted on `mountpoint` change the volume's size, and waits for that: it cannot be stopped
+/// ([`devices::DeviceWork::resize`] can).
+///
+/// # Errors
+/// EPERM: only root may, and the user of the server. ENOTTY: the server is too old. EROFS. Where the volume refuses, what it
+/// says to it, as the error's text.
+pub fn resize(mountpoint: &Path, size: NewSize) -> io::Result<Resized> {
+    let (to, bytes) = size_of_call(size);
+    let mut arg = ResizeArg { to, bytes, ..ResizeArg::new_zeroed() };
     ask(&File::open(mountpoint)?, RESIZE, &mut arg)?;
     match arg.errno as i32 {
         0 => Ok(Resized { before: arg.before, after: arg.after, volume: arg.volume, groups: arg.groups }),

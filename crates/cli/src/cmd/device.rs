@@ -8,8 +8,9 @@ use crate::failure::{Failure, Outcome, host_error, server_error};
 use crate::{mounted, mountinfo, open, probe, text};
 use braidfs::format::super_block::SuperBlock;
 use braidfs::store::super_io;
-use braidfs::{Error, Volume};
+use braidfs::{Error, NewSize, Resized, Volume};
 use braidfs_device::{Device, is_nbd_uri, look_at_devices};
+use braidfs_fuse::control;
 use braidfs_fuse::control::devices::{DeviceAnswer, DeviceWork};
 use rustix::io::Errno;
 use std::io::IsTerminal;
@@ -271,6 +272,28 @@ impl Place {
             Some(why) => Err(Failure::at(what, &self.name, why)),
         }
     }
+}
+
+/// Gives the volume mounted on `point` another size.
+///
+/// # Errors
+/// What the server says.
+pub(super) fn resize(point: &Path, size: NewSize, bar: &Bar) -> Result<Resized, Failure> {
+    const WHAT: &str = "cannot resize";
+    let place = Place::of(&[point.to_path_buf()]);
+    let failed = |e: std::io::Error| Failure::at(WHAT, point.display(), mounted::server_error(point, &e));
+    mounted::enter(point).map_err(failed)?;
+    let old_server = std::cell::Cell::new(false);
+    let answer = place.online(WHAT, bar, || {
+        let work = DeviceWork::resize(point, size);
+        old_server.set(work.as_ref().is_err_and(|e| Errno::from_io_error(e) == Some(Errno::INVAL)));
+        work
+    });
+    if old_server.get() {
+        // the server of an earlier version, which tells nothing until it is done
+        return control::resize(point, size).map_err(failed);
+    }
+    answer?.as_resized().ok_or_else(|| failed(Errno::IO.into()))
 }
 
 /// Number of the device that `target` is, of the volume mounted on `mountpoint`.

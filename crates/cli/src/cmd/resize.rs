@@ -1,11 +1,11 @@
 //! `braidfs resize`: makes a volume larger or smaller, mounted or not.
 
+use crate::cmd::device;
 use crate::cmd::fsck::Bar;
 use crate::cmd::umount::is_braidfs;
 use crate::failure::{Failure, Outcome};
 use crate::{mounted, mountinfo, open, text};
 use braidfs::{Error, NewSize, Resized};
-use braidfs_fuse::control;
 use serde::Serialize;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
     To make a volume smaller, what lies behind the new end is moved first, and an image file is cut off. Some things cannot move: \
     block groups in which files have their inode numbers, journals, files that are overwritten in place (chattr +C) or \
     allocated. If such a thing is in the way, the command says what the least size is, which may be below what mkfs makes \
-    (32 MiB), and the volume stays as it is. A mounted volume becomes smaller only if it is mounted with -o cache=through; \
+    (32 MiB), and the volume stays as it is. Ctrl-C stops it, for a mounted volume behind the present block group. A mounted volume becomes smaller only if it is mounted with -o cache=through; \
     else unmount it first."
 )]
 pub struct Args {
@@ -73,9 +73,10 @@ pub fn run(args: &Args) -> Outcome {
     let size = args.size.unwrap_or(NewSize::Device);
     let paths = open::expand(std::slice::from_ref(&args.place));
     let mount = mount_point(&args.place).or_else(|| mounted::at(&paths).map(|m| m.target));
+    let bar = Bar::new(std::io::stderr().is_terminal() && !args.json && !args.quiet);
     let resized = match &mount {
-        Some(point) => online(point, size)?,
-        None => offline(&paths, size, &Bar::new(std::io::stderr().is_terminal() && !args.json && !args.quiet))?,
+        Some(point) => device::resize(point, size, &bar)?,
+        None => offline(&paths, size, &bar)?,
     };
     tell(args, &resized, mount.is_some())
 }
@@ -84,11 +85,6 @@ pub fn run(args: &Args) -> Outcome {
 pub fn mount_point(place: &Path) -> Option<PathBuf> {
     let place = mountinfo::absolute(place);
     mountinfo::at(&place).filter(is_braidfs).map(|_| place)
-}
-
-fn online(point: &Path, size: NewSize) -> Result<Resized, Failure> {
-    let done = mounted::enter(point).and_then(|_| control::resize(point, size));
-    done.map_err(|e| Failure::at("cannot resize", point.display(), mounted::server_error(point, &e)))
 }
 
 fn offline(paths: &[PathBuf], size: NewSize, bar: &Bar) -> Result<Resized, Failure> {

@@ -27,8 +27,19 @@ impl Volume {
     /// # Errors
     /// As these.
     pub fn resize(&self, size: NewSize, progress: &dyn Fn(u64, u64)) -> Result<Resized> {
+        self.resize_while(size, &|done, all| {
+            progress(done, all);
+            true
+        })
+    }
+
+    /// [`Self::resize`], where `progress` says whether to go on.
+    ///
+    /// # Errors
+    /// As of that; [`Error::Stopped`] by `progress`: the volume has its old size.
+    pub fn resize_while(&self, size: NewSize, progress: &dyn Fn(u64, u64) -> bool) -> Result<Resized> {
         match size {
-            NewSize::Bytes(n) if self.is_smaller(size) => self.shrink(n, progress),
+            NewSize::Bytes(n) if self.is_smaller(size) => self.shrink_while(n, progress),
             size => self.grow(size),
         }
     }
@@ -47,6 +58,13 @@ impl Volume {
     /// [`Error::ReadOnly`]; [`Error::Size`] where something cannot leave, with the least size that can be had;
     /// [`Error::Busy`]; of a device.
     pub fn shrink(&self, size: u64, progress: &dyn Fn(u64, u64)) -> Result<Resized> {
+        self.shrink_while(size, &|done, all| {
+            progress(done, all);
+            true
+        })
+    }
+
+    fn shrink_while(&self, size: u64, progress: &dyn Fn(u64, u64) -> bool) -> Result<Resized> {
         let i = self.mounted();
         if self.read_only() {
             return Err(Error::ReadOnly);
@@ -58,10 +76,7 @@ impl Volume {
             }
             with_blocks(old, last, blocks, true)
         };
-        let (old, sb) = i.become_smaller(last_smaller, &|done, all| {
-            progress(done, all);
-            true
-        })?;
+        let (old, sb) = i.become_smaller(last_smaller, progress)?;
         Ok(resized(&old, &sb, old.device_table().len() - 1))
     }
 }

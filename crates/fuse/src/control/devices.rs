@@ -1,7 +1,7 @@
 //! Devices of a mounted volume: what its server is asked, and what it answers.
 
 use super::{DEVICE_START, DEVICE_STATUS, DEVICE_TEXT, Progress, ask, progress, report};
-use braidfs::{DeviceChange, Drained, Elsewhere, Error, Rebalanced};
+use braidfs::{DeviceChange, Drained, Elsewhere, Error, NewSize, Rebalanced, Resized};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io;
@@ -22,7 +22,8 @@ pub(crate) struct DeviceStart {
     pub flags: u32,
     /// Of the device that is meant, where it is one of the volume's.
     pub uuid: [u8; 16],
-    pub reserved: u64,
+    /// Of another size ([`super::ResizeTo`], in `flags`).
+    pub bytes: u64,
     /// Of the device to be added, absolute.
     pub path: [u8; PATH],
 }
@@ -39,11 +40,13 @@ pub(crate) enum DeviceCall {
     Rebalance,
     /// Of a tenant, whose name stands for a path: what it has on devices that it may not use.
     Move,
+    /// The volume uses more of its last device, or less.
+    Resize,
 }
 
 impl DeviceCall {
     pub fn of(number: u32) -> Option<Self> {
-        [Self::Add, Self::Remove, Self::Drain, Self::EndDrain, Self::Rebalance, Self::Move]
+        [Self::Add, Self::Remove, Self::Drain, Self::EndDrain, Self::Rebalance, Self::Move, Self::Resize]
             .into_iter()
             .find(|c| *c as u32 == number)
     }
@@ -72,6 +75,8 @@ pub struct DeviceAnswer {
     pub devices: Vec<(u64, u64)>,
     /// Of a tenant that has moved: what it has still on devices that it may not use.
     pub elsewhere: Option<ElsewhereAnswer>,
+    /// Of another size: bytes of the last device that were used before. Those that are used now are in `bytes`.
+    pub before: Option<u64>,
 }
 
 /// What of a tenant did not move.
@@ -126,6 +131,17 @@ impl DeviceAnswer {
     pub fn moved(e: &Elsewhere) -> Self {
         let Elsewhere { groups, bytes, journal, crowded, .. } = *e;
         Self { elsewhere: Some(ElsewhereAnswer { groups, bytes, journal, crowded }), ..Self::default() }
+    }
+
+    /// The volume has another size.
+    pub fn resized(r: &Resized) -> Self {
+        Self { bytes: r.after, before: Some(r.before), volume: r.volume, groups: r.groups, ..Self::default() }
+    }
+
+    /// That, if it is that.
+    pub fn as_resized(&self) -> Option<Resized> {
+        let (after, volume, groups) = (self.bytes, self.volume, self.groups);
+        self.before.map(|before| Resized { before, after, volume, groups })
     }
 
     pub(crate) fn refused(e: &Error) -> Self {
@@ -192,6 +208,16 @@ impl DeviceWork {
         let mut arg = DeviceStart { call: DeviceCall::Move as u32, ..DeviceStart::new_zeroed() };
         super::put(&mut arg.path, name.as_bytes())?;
         Self::start(mountpoint, arg)
+    }
+
+    /// Changes the volume's size, as [`super::resize`], with a word on how far it is; a smaller size can be stopped.
+    ///
+    /// # Errors
+    /// As [`Self::add`]; EINVAL: the server is too old.
+    pub fn resize(mountpoint: &Path, size: NewSize) -> io::Result<Self> {
+        let (flags, bytes) = super::size_of_call(size);
+        let call = DeviceCall::Resize as u32;
+        Self::start(mountpoint, DeviceStart { call, flags, bytes, ..DeviceStart::new_zeroed() })
     }
 
     /// How far it is.

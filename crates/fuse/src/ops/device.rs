@@ -4,6 +4,7 @@
 //! accepted: they could find no room any more.
 
 use super::job::{Job, Owner, Show};
+use super::resize::{resized, understand};
 use crate::abi;
 use crate::control::{DEVICE_BLANK, DEVICE_START, DEVICE_STATUS, DeviceAnswer, DeviceCall, DeviceStart};
 use crate::fs::BraidFs;
@@ -12,7 +13,7 @@ use crate::profile::Cache;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::requester;
 use braidfs::device::open_volume_devices;
-use braidfs::{Error, InodeNo, Volume};
+use braidfs::{Error, InodeNo, NewSize, Volume};
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -45,17 +46,25 @@ struct Wanted {
     uuid: [u8; 16],
     path: PathBuf,
     blank: bool,
+    /// Of the volume.
+    size: NewSize,
+    /// The kernel may hold back what was written.
+    held_back: bool,
 }
 
 impl Wanted {
-    fn of(said: &DeviceStart) -> Result<Self, Errno> {
+    fn of(said: &DeviceStart, held_back: bool) -> Result<Self, Errno> {
         let end = said.path.iter().position(|b| *b == 0).ok_or(Errno::INVAL)?;
         let path = PathBuf::from(OsStr::from_bytes(&said.path[..end]));
         let call = DeviceCall::of(said.call).ok_or(Errno::INVAL)?;
         if call == DeviceCall::Add && !path.is_absolute() {
             return Err(Errno::INVAL);
         }
-        Ok(Self { call, uuid: said.uuid, path, blank: said.flags & DEVICE_BLANK != 0 })
+        let size = match call {
+            DeviceCall::Resize => understand(said.flags, said.bytes)?,
+            _ => NewSize::Device,
+        };
+        Ok(Self { call, uuid: said.uuid, path, blank: said.flags & DEVICE_BLANK != 0, size, held_back })
     }
 
     fn done(&self, vol: &Volume, show: &Show<'_>) -> Result<DeviceAnswer, Error> {
@@ -77,6 +86,10 @@ impl Wanted {
             DeviceCall::Move => {
                 let name = self.path.to_str().ok_or(Error::Invalid("a tenant's name is UTF-8"))?;
                 vol.tenant_move(name, &progress).map(|e| DeviceAnswer::moved(&e))
+            }
+            DeviceCall::Resize => {
+                let emptying = |done, all| show("emptying block groups", done, all);
+                resized(vol, self.size, self.held_back, &emptying).map(|r| DeviceAnswer::resized(&r))
             }
             DeviceCall::EndDrain => vol.end_drain(number()?).map(|()| DeviceAnswer::default()),
         }
@@ -105,7 +118,7 @@ impl BraidFs {
                 return Err(Errno::BUSY);
             }
             let (said, _) = DeviceStart::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
-            let wanted = Wanted::of(&said)?;
+            let wanted = Wanted::of(&said, self.profile.cache == Cache::Back)?;
             self.opened_jobs.store(true, Relaxed);
             *job = Some(self.start_device_job(owner, wanted)?);
             ioctl_out(out, room, &())?;
@@ -122,7 +135,6 @@ impl BraidFs {
 
     fn start_device_job(&self, owner: Owner, wanted: Wanted) -> Result<Job, Errno> {
         let (vol, told) = (self.vol.clone(), self.tell_devices.clone());
-        let held_back = self.profile.cache == Cache::Back;
         let not_told = told.is_none() && self.upgrades.has_parent();
         Job::start("fuse-device", owner, move |show| {
             let loses_room = matches!(wanted.call, DeviceCall::Remove | DeviceCall::Drain);
@@ -131,7 +143,7 @@ impl BraidFs {
             }
             let refused = match wanted.call {
                 DeviceCall::Add => not_told.then_some(NOT_TOLD),
-                _ => (held_back && loses_room).then_some(HELD_BACK),
+                _ => (wanted.held_back && loses_room).then_some(HELD_BACK),
             };
             let result = refused.map_or_else(|| wanted.done(&vol, show), |why| Err(Error::Size(why.into())));
             drop(vol);

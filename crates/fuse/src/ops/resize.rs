@@ -11,7 +11,7 @@ use crate::ops::aside::short;
 use crate::profile::Cache;
 use crate::request::{Handled, Request};
 use crate::requester;
-use braidfs::{Error, NewSize};
+use braidfs::{Error, NewSize, Resized, Volume};
 use rustix::io::Errno;
 use zerocopy::FromBytes;
 
@@ -30,19 +30,10 @@ impl BraidFs {
     ) -> Handled {
         requester::of_server(req)?;
         let (mut said, _) = ResizeArg::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
-        let size = understand(&said)?;
+        let size = understand(said.to, said.bytes)?;
         let held_back = self.profile.cache == Cache::Back;
         self.ioctl_aside("fuse-resize", arg, cx, move |vol| {
-            let result = if held_back {
-                // asked before, it could become a smaller one where somebody else makes the volume larger meanwhile
-                vol.grow(size).map_err(|e| match e {
-                    Error::Size(_) if vol.is_smaller(size) => Error::Size(HELD_BACK.into()),
-                    e => e,
-                })
-            } else {
-                vol.resize(size, &|_, _| {})
-            };
-            match result {
+            match resized(&vol, size, held_back, &|_, _| true) {
                 Ok(r) => {
                     (said.before, said.after, said.volume, said.groups) = (r.before, r.after, r.volume, r.groups);
                     said.errno = 0;
@@ -58,11 +49,29 @@ impl BraidFs {
     }
 }
 
-fn understand(arg: &ResizeArg) -> Result<NewSize, Errno> {
-    match arg.to {
+/// Another size for the volume; `held_back`: the kernel may hold back what was written. `progress` says whether to go on.
+pub(super) fn resized(
+    vol: &Volume,
+    size: NewSize,
+    held_back: bool,
+    progress: &dyn Fn(u64, u64) -> bool,
+) -> Result<Resized, Error> {
+    if !held_back {
+        return vol.resize_while(size, progress);
+    }
+    // asked before, it could become a smaller one where somebody else makes the volume larger meanwhile
+    vol.grow(size).map_err(|e| match e {
+        Error::Size(_) if vol.is_smaller(size) => Error::Size(HELD_BACK.into()),
+        e => e,
+    })
+}
+
+/// What is asked for, by the number of a [`ResizeTo`].
+pub(super) fn understand(to: u32, bytes: u64) -> Result<NewSize, Errno> {
+    match to {
         t if t == ResizeTo::Device as u32 => Ok(NewSize::Device),
-        t if t == ResizeTo::Bytes as u32 => Ok(NewSize::Bytes(arg.bytes)),
-        t if t == ResizeTo::More as u32 => Ok(NewSize::More(arg.bytes)),
+        t if t == ResizeTo::Bytes as u32 => Ok(NewSize::Bytes(bytes)),
+        t if t == ResizeTo::More as u32 => Ok(NewSize::More(bytes)),
         _ => Err(Errno::INVAL),
     }
 }
@@ -70,11 +79,10 @@ fn understand(arg: &ResizeArg) -> Result<NewSize, Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zerocopy::FromZeros;
 
     #[test]
     fn all_is_understood_or_refused() {
-        let ask = |to, bytes| understand(&ResizeArg { to, bytes, ..ResizeArg::new_zeroed() });
+        let ask = understand;
         assert_eq!(ask(1, 7), Ok(NewSize::Device));
         assert_eq!(ask(2, 7), Ok(NewSize::Bytes(7)));
         assert_eq!(ask(3, 7), Ok(NewSize::More(7)));
