@@ -113,6 +113,13 @@ impl Space {
         open.filter(|(_, used, _)| *used > 0).collect()
     }
 
+    /// All groups, each with its blocks in use and those that can be had besides: none where it is closed.
+    pub(crate) fn use_of_groups(&self) -> Vec<(u32, u64, u64)> {
+        let groups = self.groups.read();
+        let free = |g: &Group| if g.is_closed() { 0 } else { u64::from(g.total() - g.used()) };
+        groups.values().map(|g| (g.number, u64::from(g.used()), free(g))).collect()
+    }
+
     /// Groups that hold little metadata and nothing else, as [`Self::empty_groups`], where lower ones have room for it:
     /// so nothing is moved to and fro.
     pub(crate) fn sparse_groups(&self) -> Vec<(u32, u64)> {

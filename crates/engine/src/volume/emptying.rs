@@ -8,7 +8,7 @@ use super::MountedVolume;
 use super::kept::Kept;
 use super::need::Need;
 use super::relocate::LOOK;
-use super::resize::size_text;
+use super::resize::{bytes, size_text};
 use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::nodes::Closing;
@@ -114,6 +114,32 @@ impl<'a> End<'a> {
         stays.map_or(Ok(()), |(g, why)| Err(self.cannot(g, &why)))
     }
 
+    /// What moves has room before the end, as far as that is seen before anything moves.
+    ///
+    /// # Errors
+    /// [`Error::Size`] where it has not, whatever domains lend each other, with the least size by that.
+    pub(super) fn check_room(&self) -> Result<()> {
+        let mut room = self.volume.room_before(self.first);
+        if room.fits() {
+            return Ok(());
+        }
+        let moves = size_text(bytes(room.moves()));
+        if self.leaves {
+            return Err(Error::Size(format!(
+                "the device cannot leave: what lies there ({moves}) has no room elsewhere"
+            )));
+        }
+        let all = self.volume.store.geometry().groups;
+        let stays = (self.first..all).find(|g| {
+            room.put_before(*g);
+            room.fits()
+        });
+        let least = size_text(self.volume.least_with(stays.unwrap_or(all - 1)));
+        let why =
+            format!("what lies behind that end ({moves}) has no room before it; the least size is {least} at present");
+        Err(Error::Size(why))
+    }
+
     /// Empties and gives up all of them, from the last one on. `progress` is told how many have gone, and of how many, and says
     /// whether to go on.
     pub(super) fn empty(&mut self, progress: &dyn Fn(u64, u64) -> bool) -> Result<()> {
@@ -132,21 +158,24 @@ impl<'a> End<'a> {
 
     fn empty_one(&mut self, d: &Arc<Domain>, group: u32) -> Result<()> {
         let v = self.volume;
-        let busy = || Error::Busy(format!("block group {group} is written to all the time"));
+        let busy = || Error::Busy(format!("block group {group} is written to all the time: try again"));
         for _ in 0..PASSES {
             if v.siblings.owner_of(group) != Some(d.id) {
                 return Ok(()); // given back meanwhile
             }
-            let no_room = || Error::Size(format!("{} has no room for what lies in block group {group}", d.id));
+            // those behind it have been given up
+            let no_room =
+                |end: &Self| end.cannot(group, &format!("{} has no room elsewhere for what lies there", d.id));
             let kept = self.kept.take(group);
-            let mut e = v.begin_emptying(d, group, kept, Some(&mut self.tried))?.ok_or_else(no_room)?;
+            let begun = v.begin_emptying(d, group, kept, Some(&mut self.tried))?;
+            let mut e = begun.ok_or_else(|| no_room(self))?;
             let left = v.move_all(d, &mut e);
             if !matches!(left, Ok(Left { blocks: 0, .. })) {
                 let room = d.space.available();
                 d.space.end_emptying(e);
                 return Err(match left {
-                    Err(Error::NoSpace) => no_room(),
-                    Ok(left) if left.blocks > room => no_room(),
+                    Err(Error::NoSpace) => no_room(self),
+                    Ok(left) if left.blocks > room => no_room(self),
                     Ok(left) if left.fewer => busy(),
                     Err(e) => e,
                     Ok(_) => self.cannot(group, FIXED),
@@ -160,6 +189,53 @@ impl<'a> End<'a> {
     }
 }
 
+/// What there is on both sides of an end of the volume, in blocks.
+struct Room {
+    /// Data blocks of a whole group.
+    group: u64,
+    /// Groups before the end that are nobody's.
+    nobodys: u64,
+    /// Of each domain that works.
+    domains: Vec<RoomOfOne>,
+}
+
+/// What a domain has on both sides.
+struct RoomOfOne {
+    /// What is in use behind the end.
+    moves: u64,
+    /// What it can have before the end.
+    free: u64,
+    /// Its groups behind the end, the last one first, each with what is in use and what is not.
+    behind: Vec<(u32, u64, u64)>,
+}
+
+impl Room {
+    /// What moves.
+    fn moves(&self) -> u64 {
+        self.domains.iter().map(|d| d.moves).sum()
+    }
+
+    /// Whether what moves may have room: a domain that lacks some takes whole groups, of nobody's or of others that can spare
+    /// them. What commits need meanwhile is not counted, so that nothing is refused that could be done.
+    fn fits(&self) -> bool {
+        let of = |n: fn(&RoomOfOne, u64) -> u64| self.domains.iter().map(|d| n(d, self.group)).sum::<u64>();
+        let lent = of(|d, group| d.free.saturating_sub(d.moves) / group);
+        let lacks = of(|d, group| d.moves.saturating_sub(d.free).div_ceil(group));
+        lacks <= self.nobodys + lent
+    }
+
+    /// The end comes behind `group`, which was the first one behind it.
+    fn put_before(&mut self, group: u32) {
+        for d in &mut self.domains {
+            if let Some((_, used, unused)) = d.behind.pop_if(|(g, ..)| *g == group) {
+                (d.moves, d.free) = (d.moves - used, d.free + unused);
+                return;
+            }
+        }
+        self.nobodys += 1;
+    }
+}
+
 /// What [`End::close`] says of a group in which inodes have their numbers.
 pub(super) const NUMBERS: &str = "files and directories have their inode numbers there";
 
@@ -168,6 +244,22 @@ const FIXED: &str = "blocks that cannot move lie there, of files that are overwr
      that cannot be read (the log says which)";
 
 impl MountedVolume {
+    /// What moves where the volume ends before group `first`, and what room there is.
+    fn room_before(&self, first: u32) -> Room {
+        let g = self.store.geometry();
+        let nobodys = (0..first).filter(|g| self.siblings.owner_of(*g).is_none()).count() as u64;
+        let of = |d: &Arc<Domain>| {
+            let (before, mut behind): (Vec<_>, Vec<_>) =
+                d.space.use_of_groups().into_iter().partition(|(g, ..)| *g < first);
+            behind.reverse();
+            let freed = d.space.stats().pending;
+            let free = before.iter().map(|(_, _, free)| free).sum::<u64>() + freed;
+            RoomOfOne { moves: behind.iter().map(|(_, used, _)| used).sum(), free, behind }
+        };
+        let works = self.domains.iter().filter(|d| d.failed().is_none());
+        Room { group: u64::from(g.group_blocks() - g.meta_blocks()), nobodys, domains: works.map(of).collect() }
+    }
+
     /// Has nothing allocated in these groups of domains, as far as those have room elsewhere.
     pub(super) fn keep_out_of(&self, kept: &mut Kept, groups: impl IntoIterator<Item = u32>) {
         for g in groups {

@@ -117,7 +117,11 @@ impl MountedVolume {
             self.let_go(&mut drained.take_those(opens));
             // else limits of space would not count what is open again
             self.domains.iter().for_each(|d| self.count_shut(d));
-            let done = end.close().and_then(|()| end.empty(progress)).and_then(|()| self.end_here(&old, sb));
+            let done = end
+                .close()
+                .and_then(|()| end.check_room())
+                .and_then(|()| end.empty(progress))
+                .and_then(|()| self.end_here(&old, sb));
             drop(end);
             self.keep_drained(&mut drained);
             done.map(|()| (old, sb))

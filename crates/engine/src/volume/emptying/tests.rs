@@ -1,7 +1,8 @@
 //! Groups that leave a domain which needs the numbers in them.
 
 use crate::{
-    Cred, Error, FallocMode, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenHow, Volume, XattrMode, mkfs,
+    Cred, Error, FallocMode, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, NewSize, OpenHow, Volume,
+    XattrMode, mkfs,
 };
 use braidfs_device::{BLOCK_BYTES, Device, MemDevice};
 use std::sync::Arc;
@@ -123,5 +124,48 @@ fn what_moves_does_not_move_again() {
     };
     v.shrink(bytes, &told).unwrap();
     drop(files);
+    v.unmount().unwrap();
+}
+
+/// What cannot have room is refused before anything moves, and the size that is named can be had.
+#[test]
+fn too_small_a_size_is_refused_at_once() {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 8));
+    let how = MkfsOptions { domains: Some(2), group_bytes: Some(4 << 20), ..MkfsOptions::default() };
+    mkfs::format(std::slice::from_ref(&device), &how).unwrap();
+    let v = Volume::mount(vec![device], MountOptions { background: false, ..MountOptions::default() }).unwrap();
+    let open = OpenHow { read: true, write: true, create: true, mode: 0o600, ..OpenHow::default() };
+    // the second one lies behind the first one
+    let [first, f] = ["first", "f"].map(|name| v.open_path(name.as_bytes(), open, &Cred::root()).unwrap());
+    for file in [&first, &f] {
+        for n in 0..20 {
+            assert_eq!(v.write(file, n << 20, &vec![n as u8; 1 << 20]).unwrap(), 1 << 20);
+        }
+        v.sync().unwrap();
+    }
+    drop(first);
+    v.unlink(InodeNo::ROOT, b"first").unwrap();
+    v.sync().unwrap();
+    let refused = |size: u64| match v.shrink(size, &|done, all| panic!("{done} of {all} have moved")) {
+        Err(Error::Size(why)) => why,
+        other => panic!("{other:?}"),
+    };
+    let why = refused(16 << 20);
+    assert!(why.contains("no room before it; the least size is"), "{why}");
+    let least: u64 = why.split(' ').filter_map(|w| w.parse().ok()).max().unwrap();
+    assert!((20 << 20..40 << 20).contains(&least), "{why}");
+    // who asks may have it stopped before each group
+    let groups = v.super_block().groups.get();
+    assert!(matches!(v.resize_while(NewSize::Bytes(least + (4 << 20)), &|_, _| false), Err(Error::Stopped)));
+    assert_eq!(v.super_block().groups.get(), groups);
+    // what is needed to move it besides may ask for a group more
+    let had = [least, least + (4 << 20)].into_iter().find(|size| v.shrink(*size, &|_, _| {}).is_ok());
+    assert!(had.is_some(), "{why}");
+    let mut data = vec![0; 1 << 20];
+    for n in 0..20 {
+        assert_eq!(v.read(&f, n << 20, &mut data).unwrap(), 1 << 20);
+        assert!(data.iter().all(|b| *b == n as u8));
+    }
+    drop(f);
     v.unmount().unwrap();
 }
