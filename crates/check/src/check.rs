@@ -198,8 +198,10 @@ fn add_found_before(m: &mut Model, prepared: &mut Prepared) {
     m.log.findings.splice(0..0, early);
     for d in m.domains.iter_mut().filter(|d| d.header.is_some_and(|h| h.flags.get() & CLEAN == 0)) {
         (d.header_dirty, d.reset_journal) = (true, true);
-        m.log.domain = Some(d.number);
-        m.log.add(codes::REPLAY_FAILED, None, "the journal could not be replayed; what it holds is given up");
+        if prepare::is_unreplayed(&m.store, d) {
+            m.log.domain = Some(d.number);
+            m.log.add(codes::REPLAY_FAILED, None, "the journal could not be replayed; what it holds is given up");
+        }
     }
     m.log.domain = None;
 }

@@ -17,7 +17,7 @@ use crate::rules::group::{has_owners, owners};
 use crate::rules::space::in_journal;
 use crate::scan::{tables, volume};
 use braidfs_device::{BLOCK_BYTES, Device};
-use braidfs_format::domain::{CLEAN, DomainHeader, FAILED};
+use braidfs_format::domain::{CLEAN, DomainHeader, FAILED, PEER_FAILED};
 use braidfs_format::geometry::SEGMENT_BLOCKS;
 use braidfs_format::group::{SegmentEntry, SegmentKind, Temperature};
 use braidfs_format::journal::{Chunk, ChunkKind, RecordRef, TableRecord};
@@ -92,8 +92,11 @@ fn replay_volume(
     p: &Prepared,
 ) -> Result<std::result::Result<Vec<String>, ReplayError>> {
     let replayed = replay.replay_volume(devices);
-    if replayed.is_err() && !p.left_alone.is_empty() && !volume::read(devices)?.domains.iter().any(is_dirty) {
-        return Ok(Ok(Vec::new()));
+    if replayed.is_err() && !p.left_alone.is_empty() {
+        let m = volume::read(devices)?;
+        if !m.domains.iter().any(|d| is_unreplayed(&m.store, d)) {
+            return Ok(Ok(Vec::new()));
+        }
     }
     Ok(replayed)
 }
@@ -112,6 +115,14 @@ impl Prepared {
 
 fn is_dirty(d: &Domain) -> bool {
     d.header.is_some_and(|h| h.flags.get() & CLEAN == 0)
+}
+
+/// Whether its journal may hold what its tables do not. Where a checkpoint passed the failure of another domain, the header says after a
+/// replay, too, that the domain is in use, as long as not all links were compared.
+pub fn is_unreplayed(store: &Arc<Store>, d: &Domain) -> bool {
+    let Some((ring, h)) = journal_of(store, d) else { return false };
+    let replayed = |c: &Chunk| c.tx.0 <= h.checkpointed_tx.get();
+    h.flags.get() & PEER_FAILED == 0 || !scan(&ring, &h).is_ok_and(|(chunks, _)| chunks.iter().all(replayed))
 }
 
 /// Whether it is to be mended before a replay: it has something to replay, a repair of it was cut off, or its header does not hold,
