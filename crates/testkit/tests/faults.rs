@@ -1,6 +1,8 @@
 //! Devices that fail: errors on reads, writes and flushes, short writes, a full or dead device, writes that are lost or go
 //! astray, rotten bits. Seeds are fixed; `BRAIDFS_SEED` takes another.
 
+#[path = "faults/compared.rs"]
+mod compared;
 #[path = "faults/names.rs"]
 mod names;
 

@@ -11,7 +11,7 @@ pub mod durability;
 pub(crate) mod entry;
 pub mod frontier;
 pub mod plan;
-mod reconcile;
+pub(crate) mod reconcile;
 pub mod rules;
 mod stale;
 pub mod vacated;

@@ -24,6 +24,7 @@ use crate::types::*;
 use crate::volume::MountedVolume;
 use braidfs_format::dentry::Dentry;
 use braidfs_sync::plain::Mutex;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use view::{Claims, FEW_INODES, View};
@@ -36,21 +37,56 @@ struct Pass<'a> {
     /// Inodes that lost their last link.
     doomed: Vec<Arc<Cell>>,
     /// Inodes whose tombstones and exchanges have been carried out.
-    judged: Vec<Arc<Cell>>,
+    judged: Cells,
     /// Inodes that took a name, or were exchanged, which did not survive.
-    failed: Vec<Arc<Cell>>,
+    failed: Cells,
+    /// Inodes that could not be judged, where all links are compared: the next mount will.
+    unjudged: HashSet<InodeNo>,
     /// Entries and links mended.
     mended: u64,
-    /// Inodes and blocks of node tables that could not be read, where all links are compared.
-    unread: u64,
+    /// What could not be read, where all links are compared.
+    unread: Unread,
+}
+
+/// Cells, each once, in the order in which they came.
+#[derive(Default)]
+struct Cells {
+    list: Vec<Arc<Cell>>,
+    numbers: HashSet<InodeNo>,
+}
+
+impl Cells {
+    /// Adds one; whether it is new.
+    fn insert(&mut self, c: Arc<Cell>) -> bool {
+        let new = self.numbers.insert(c.ino);
+        if new {
+            self.list.push(c);
+        }
+        new
+    }
+
+    fn contains(&self, ino: InodeNo) -> bool {
+        self.numbers.contains(&ino)
+    }
+}
+
+/// What could not be read, where all links are compared.
+#[derive(Debug, Default)]
+pub(crate) struct Unread {
+    /// Inodes and blocks of node tables.
+    pub count: u64,
+    /// The domains of these, and of those that decide about an inode that could not be judged.
+    pub domains: BTreeSet<DomainId>,
+    /// Which domains decide about such an inode could not be read either: one that had failed, and so was not unmounted properly.
+    pub by_any: bool,
 }
 
 /// What recovery leaves to be done.
 pub(crate) struct Reconciled {
     /// Inodes whose tombstones and exchanges were carried out ([`MountedVolume::forget_judged`]).
     pub judged: Vec<Arc<Cell>>,
-    /// Inodes and blocks of node tables that could not be read, where all links are compared.
-    pub unread: u64,
+    /// What could not be read, where all links are compared.
+    pub unread: Unread,
 }
 
 /// Which rolled-forward inodes, and which claims, need nothing.
@@ -77,10 +113,11 @@ impl MountedVolume {
             view,
             enters,
             doomed: Vec::new(),
-            judged: Vec::new(),
-            failed: Vec::new(),
+            judged: Cells::default(),
+            failed: Cells::default(),
+            unjudged: HashSet::new(),
             mended: 0,
-            unread: 0,
+            unread: Unread::default(),
         };
         let top = forwarded.iter().map(|f| f.named).max().unwrap_or(0);
         self.shared.forget_name_time(top);
@@ -89,8 +126,8 @@ impl MountedVolume {
         let hints: Vec<Hint> = recovered.iter_mut().flat_map(|r| std::mem::take(&mut r.hints)).collect();
         self.load_ahead(&recovered, &hints);
         let orphans: Vec<InodeNo> = recovered.iter_mut().flat_map(|r| std::mem::take(&mut r.orphans)).collect();
-        let before = if all { p.judged_before() } else { Vec::new() };
-        p.judge_all(&hints, &orphans, &before)?;
+        let before = all.then(|| p.judged_before());
+        p.judge_all(&hints, &orphans, before.as_deref())?;
         let settled = self.settled(view, &forwarded, &claimed);
         for (f, _) in forwarded.iter().zip(&settled.forwarded).filter(|(_, settled)| !**settled) {
             p.relink_forwarded(f)?;
@@ -118,8 +155,10 @@ impl MountedVolume {
             tracing::info!("recovery mended {} cross-domain links", p.mended);
         }
         // those that lost their last name are deleted with the notes
-        p.judged.extend(p.failed.into_iter().filter(|c| c.state.read().nlink == 0));
-        Ok(Reconciled { judged: p.judged, unread: p.unread })
+        let mut judged = p.judged.list;
+        let gone = |c: &Arc<Cell>| c.state.read().nlink == 0 && !p.unjudged.contains(&c.ino);
+        judged.extend(p.failed.list.into_iter().filter(gone));
+        Ok(Reconciled { judged, unread: p.unread })
     }
 
     /// Enters the domains that work; recovery runs alone, and their transactions are those of recovery.

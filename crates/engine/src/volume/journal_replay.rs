@@ -26,7 +26,7 @@ pub struct JournalReplay;
 impl Replay for JournalReplay {
     fn replay_volume(&self, devices: &[Arc<dyn Device>]) -> Result<Vec<String>, ReplayError> {
         let options = MountOptions { background: false, cache_bytes: CACHE, ..MountOptions::default() };
-        let volume = Volume::mount(devices.to_vec(), options)?;
+        let volume = Volume::mount_to_replay(devices.to_vec(), options)?;
         if let Err(e) = volume.collect_stale() {
             // the check of the names does that, and more
             tracing::debug!("stale entries: {e}");

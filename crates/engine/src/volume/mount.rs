@@ -5,6 +5,7 @@ use super::groups::Bat;
 use super::held::table::LookupCounts;
 use super::siblings::Siblings;
 use super::{MountedVolume, Volume};
+use crate::braid::reconcile::Unread;
 use crate::cell::dentries::DentryCache;
 use crate::domain::peers::Peers;
 use crate::domain::recovered::Recovered;
@@ -37,6 +38,16 @@ const SMALL_GROUPS: u32 = 16;
 const NAMES_MIN: u64 = 16 << 10;
 const NAMES_MAX: u64 = 1 << 30;
 
+/// For what a volume is mounted.
+enum Purpose {
+    /// To be used.
+    Use,
+    /// To be used by who held these inodes of the last mount.
+    Hold(LookupCounts),
+    /// To have its journals replayed.
+    Replay,
+}
+
 impl Volume {
     /// Opens the volume on `devices` (in any order; all of it), recovering it where it was not unmounted. A read-only
     /// mount writes nothing: what recovery changes stays in memory.
@@ -44,7 +55,15 @@ impl Volume {
     /// # Errors
     /// No braidfs volume, a newer format, a device missing or too small, damage that recovery cannot pass.
     pub fn mount(devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Volume> {
-        Self::mount_with(devices, options, None)
+        Self::mount_with(devices, options, Purpose::Use)
+    }
+
+    /// [`Self::mount`], before a check, which mends what recovery could not read: nobody may change anything in this mount.
+    ///
+    /// # Errors
+    /// As [`Self::mount`].
+    pub(super) fn mount_to_replay(devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Volume> {
+        Self::mount_with(devices, options, Purpose::Replay)
     }
 
     /// [`Volume::mount`] behind a [`Volume::unmount_holding`], whose list this is: what is on it is held as it was, and stays
@@ -56,14 +75,10 @@ impl Volume {
     /// As [`Volume::mount`]; [`Error::HeldGone`] where an inode of the list is not there: nothing was reclaimed then.
     /// [`Error::DomainFailed`], [`Error::Invalid`] for what is no such list.
     pub fn mount_holding(devices: Vec<Arc<dyn Device>>, options: MountOptions, held: &[HeldInode]) -> Result<Volume> {
-        Self::mount_with(devices, options, Some(LookupCounts::of_list(held)?))
+        Self::mount_with(devices, options, Purpose::Hold(LookupCounts::of_list(held)?))
     }
 
-    fn mount_with(
-        devices: Vec<Arc<dyn Device>>,
-        mut options: MountOptions,
-        held: Option<LookupCounts>,
-    ) -> Result<Volume> {
+    fn mount_with(devices: Vec<Arc<dyn Device>>, mut options: MountOptions, purpose: Purpose) -> Result<Volume> {
         let switches = ablation::check().map_err(|e| {
             tracing::error!("{e}");
             Error::Invalid(
@@ -97,7 +112,7 @@ impl Volume {
             devices = overlays.devices();
         }
         let read_only = options.read_only;
-        let mounted = open(sb, devices, options, held)?;
+        let mounted = open(sb, devices, options, purpose)?;
         if read_only {
             mounted.shared.read_only.store(true, Ordering::Relaxed);
         }
@@ -112,9 +127,13 @@ fn open(
     mut sb: SuperBlock,
     devices: Vec<Arc<dyn Device>>,
     options: MountOptions,
-    held: Option<LookupCounts>,
+    purpose: Purpose,
 ) -> Result<Arc<MountedVolume>> {
-    let holding = held.is_some();
+    let replays = matches!(purpose, Purpose::Replay);
+    let (holding, held) = match purpose {
+        Purpose::Hold(held) => (true, held),
+        Purpose::Use | Purpose::Replay => (false, LookupCounts::default()),
+    };
     let store = Arc::new(Store::new(devices, &sb)?);
     let bat = Bat::read(&store, &sb)?;
     // a domain may have been added, and the superblocks not told of it
@@ -169,9 +188,9 @@ fn open(
         syncing,
         dentries: DentryCache::new(names),
         root_generation: OnceLock::new(),
-        held: held.unwrap_or_default(),
+        held,
     });
-    mounted.complete(recovered, holding, told.get())?;
+    mounted.complete(recovered, holding, replays, told.get())?;
     Ok(mounted)
 }
 
@@ -250,14 +269,17 @@ fn open_domains(
 }
 
 impl MountedVolume {
-    /// All that a mount does once the domains are open: recovery, and what an earlier mount left half done. `told`: how many
-    /// domains the superblock tells of.
-    fn complete(self: &Arc<Self>, recovered: Vec<Recovered>, holding: bool, told: u16) -> Result<()> {
+    /// All that a mount does once the domains are open: recovery, and what an earlier mount left half done. `replays`: it ends
+    /// with that ([`Volume::mount_to_replay`]). `told`: how many domains the superblock tells of.
+    fn complete(self: &Arc<Self>, recovered: Vec<Recovered>, holding: bool, replays: bool, told: u16) -> Result<()> {
         self.count_unclaimed();
         if holding {
             self.all_domains_work()?;
         }
-        self.start(recovered, holding)?;
+        let unread = self.start(recovered, holding)?;
+        if unread.count > 0 && !replays {
+            self.end_what_is_doubtful(&unread);
+        }
         if holding {
             // recovery goes on without a domain that it cannot recover
             self.all_domains_work()?;
@@ -278,12 +300,24 @@ impl MountedVolume {
         Ok(())
     }
 
-    /// Completes recovery, makes it durable, and marks the domains as in use.
-    fn start(self: &Arc<Self>, recovered: Vec<Recovered>, holding: bool) -> Result<()> {
+    /// Not all links between domains could be compared, and the next mount takes back, or gives back, what this one could not see. So
+    /// nothing changes in the domains that passed a failure: no name or number is taken there that may be another inode's, no
+    /// tombstone is forgotten. Nor in those where something could not be read: it may be there again in a moment.
+    fn end_what_is_doubtful(&self, unread: &Unread) {
+        let count = unread.count;
+        let why = format!("{count} inodes or blocks of node tables could not be read to compare links between domains");
+        for d in self.domains.iter().filter(|d| d.has_passed_failure() || unread.domains.contains(&d.id)) {
+            d.fail(&Error::Busy(why.clone()));
+        }
+    }
+
+    /// Completes recovery, makes it durable, and marks the domains as in use. What could not be read of the links between domains:
+    /// the next mount compares them again.
+    fn start(self: &Arc<Self>, recovered: Vec<Recovered>, holding: bool) -> Result<Unread> {
         // as of the last checkpoint nothing is compared
         let looks = self.shared.options.checkpoint_only;
         let passed = !looks && self.domains.iter().any(|d| d.has_passed_failure());
-        let mut unread = 0;
+        let mut unread = Unread::default();
         let dirty = passed || recovered.iter().any(|r| r.dirty);
         if dirty {
             let n: usize = recovered.iter().map(|r| r.transactions).sum();
@@ -295,8 +329,13 @@ impl MountedVolume {
             if passed {
                 tracing::info!("a domain had failed: all links between domains are compared");
             }
+            let unclean: Vec<bool> = recovered.iter().map(|r| r.dirty).collect();
             let reconciled = self.reconcile(recovered, passed)?;
             unread = reconciled.unread;
+            if unread.by_any {
+                let unclean = self.domains.iter().zip(unclean).filter(|(_, unclean)| *unclean);
+                unread.domains.extend(unclean.map(|(d, _)| d.id));
+            }
             let judged = reconciled.judged;
             let commit = || {
                 self.commit_recovered()?;
@@ -324,15 +363,10 @@ impl MountedVolume {
             }
             self.checkpoint_all()?;
         }
-        if unread > 0 {
-            tracing::warn!(
-                "{unread} inodes or blocks of node tables could not be read to compare links between domains: the next mount tries \
-                 again; run fsck.braidfs"
-            );
-        } else if passed && self.domains.iter().all(|d| d.failed().is_none()) {
+        if unread.count == 0 && passed && self.domains.iter().all(|d| d.failed().is_none()) {
             // what a domain that does not work takes back is not known yet
             self.domains.iter().filter(|d| d.has_passed_failure()).try_for_each(|d| d.forget_passed_failure())?;
         }
-        Ok(())
+        Ok(unread)
     }
 }

@@ -5,7 +5,7 @@ use braidfs::{FallocMode, RenameMode};
 use braidfs_testkit::walk::repair;
 
 /// A new file of `domain` in `dir`, with content, and its name.
-fn named(v: &Volume, dir: InodeNo, domain: u16, name: &str) -> (InodeNo, Vec<u8>) {
+pub(super) fn named(v: &Volume, dir: InodeNo, domain: u16, name: &str) -> (InodeNo, Vec<u8>) {
     let f = new_in(v, dir, domain, name);
     let mut names = (0..64).map(|i| format!("{name} {i}").into_bytes());
     let name = names.find(|n| v.lookup(dir, n).is_ok_and(|a| a.ino == f.ino())).unwrap();
@@ -17,7 +17,7 @@ fn is_refused<T>(r: braidfs::Result<T>) -> bool {
 }
 
 /// Domain 1 fails; its device is well again afterwards.
-fn fail(two: &Two, v: &Volume) {
+pub(super) fn fail(two: &Two, v: &Volume) {
     two.faulty[1].add(Rule::new(Op::Write, Effect::Fail(EIO)));
     assert!(v.sync().is_err());
     two.faulty[1].clear();
@@ -130,7 +130,7 @@ fn directories_move_beside_a_failed_domain() {
 }
 
 /// A new directory of `domain`, and its name.
-fn dir_of(v: &Volume, parent: InodeNo, domain: u16, name: &str) -> (InodeNo, Vec<u8>) {
+pub(super) fn dir_of(v: &Volume, parent: InodeNo, domain: u16, name: &str) -> (InodeNo, Vec<u8>) {
     let mut all =
         (0..64).map(|i| format!("{name} {i}")).map(|n| (make(v, parent, &n, FileKind::Dir).unwrap(), n.into_bytes()));
     all.find(|d| v.domain_of(d.0).unwrap() == DomainId(domain)).unwrap()

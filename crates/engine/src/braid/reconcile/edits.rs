@@ -138,10 +138,10 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Has the recovery transactions list the orphans that are held, of domains too in which nothing else is to be done: what
-    /// listed them goes with the next checkpoint.
+    /// Has the recovery transactions list the orphans that are held, or could not be judged, of domains too in which nothing else is to
+    /// be done: what listed them goes with the next checkpoint.
     pub(super) fn list_kept(&self) {
-        if self.mounted.held.is_empty() {
+        if self.mounted.held.is_empty() && self.unjudged.is_empty() {
             return;
         }
         for e in self.enters.iter().flatten().filter(|e| !e.domain.orphans.is_empty()) {
@@ -157,6 +157,14 @@ impl Pass<'_> {
                 if st.deleted || !st.links.is_empty() {
                     continue;
                 }
+            }
+            if self.unjudged.contains(&c.ino) {
+                // the next mount may give it a name back
+                if c.state.read().nlink > 0 {
+                    self.change(&c, |st| st.nlink = 0)?;
+                }
+                self.mounted.dom(c.domain).orphans.insert(c.ino);
+                continue;
             }
             if c.kind == FileKind::Dir {
                 let mut pos = 2;
@@ -183,7 +191,7 @@ impl Pass<'_> {
                 self.mounted.dom(c.domain).orphans.insert(c.ino);
                 continue;
             }
-            if self.judged.iter().chain(&self.failed).any(|s| s.ino == c.ino) {
+            if self.judged.contains(c.ino) || self.failed.contains(c.ino) {
                 // another inode has a name by its record alone until that one's recovery is durable, too; and that it is
                 // deleted must not look as if it had come to be
                 self.change(&c, |st| st.nlink = 0)?;

@@ -2,6 +2,7 @@
 
 use super::Pass;
 use crate::braid::rules::{self, Fate};
+use crate::braid::stale::LOOK_INODES;
 use crate::cell::Cell;
 use crate::domain::recovered::Hint;
 use crate::error::{Error, Result};
@@ -19,6 +20,14 @@ struct Verdict {
     revived: Vec<Link>,
     /// These takers, as they were before.
     failed: Vec<Arc<Cell>>,
+}
+
+impl Verdict {
+    /// Whether nothing follows: who took the names has them, and the inode has others.
+    fn changes_nothing(&self) -> bool {
+        let lost = self.partner.is_none() && self.revived.is_empty() && self.failed.is_empty();
+        lost && self.cell.state.read().nlink > 0
+    }
 }
 
 impl Pass<'_> {
@@ -42,19 +51,57 @@ impl Pass<'_> {
     }
 
     /// Tombstones and exchanges of all inodes that hints name, and of those that had lost their last name: of these the hint may
-    /// be behind a checkpoint, where the domain of who took the name had failed before that was durable. So may those of `before`, of
-    /// which what cannot be read is passed over.
-    pub(super) fn judge_all(&mut self, hints: &[Hint], orphans: &[InodeNo], before: &[InodeNo]) -> Result<()> {
-        let mut cells = hints.iter().filter_map(|h| self.live(h.child).transpose()).collect::<Result<Vec<_>>>()?;
-        cells.extend(orphans.iter().filter_map(|n| self.orphan(*n)));
+    /// be behind a checkpoint, where the domain of who took the name had failed before that was durable. So may those of `before`, where
+    /// all links are compared: then what cannot be judged is left to the next mount.
+    pub(super) fn judge_all(&mut self, hints: &[Hint], orphans: &[InodeNo], before: Option<&[InodeNo]>) -> Result<()> {
+        let cells = hints.iter().filter_map(|h| self.live(h.child).transpose()).collect::<Result<Vec<_>>>()?;
         // all verdicts first: changes make versions newer
         let mut verdicts = cells.into_iter().map(|c| self.judge(c)).collect::<Result<Vec<_>>>()?;
-        for ino in before {
-            let judged = self.mounted.find(*ino).and_then(|c| c.map_or(Ok(None), |c| self.judge(c)));
-            self.unread += u64::from(judged.is_err());
-            verdicts.push(judged.unwrap_or_default());
+        for n in orphans {
+            let Some(c) = self.orphan(*n) else { continue };
+            verdicts.push(if before.is_some() { self.judge_or_leave(c) } else { self.judge(c)? });
+        }
+        for (looked, ino) in (1..).zip(before.unwrap_or_default()) {
+            match self.mounted.find(*ino) {
+                Ok(Some(c)) => verdicts.push(self.judge_or_leave(c).filter(|v| !v.changes_nothing())),
+                Ok(None) => {}
+                Err(error) => self.leave_unread(*ino, &error),
+            }
+            if looked % LOOK_INODES == 0 {
+                self.mounted.keep_to_budget();
+            }
         }
         verdicts.into_iter().flatten().try_for_each(|v| self.carry_out(v))
+    }
+
+    /// [`Self::judge`], or leaves the inode as it is: also where the domain of who took a name has failed, of which nobody knows what it
+    /// had synced.
+    fn judge_or_leave(&mut self, cell: Arc<Cell>) -> Option<Verdict> {
+        let newcomers: Vec<InodeNo> = cell.state.read().durability.tombstones().iter().map(|t| t.newcomer).collect();
+        let domains: Vec<_> = newcomers.iter().filter_map(|n| self.mounted.domain_of(*n)).collect();
+        let works = domains.iter().try_for_each(|d| d.check_failed());
+        match works.and_then(|()| self.judge(cell.clone())) {
+            Ok(verdict) => verdict,
+            Err(error) => {
+                self.leave_unjudged(cell.ino, &error);
+                // what they become in this mount would look as if they had taken the names
+                self.unread.domains.extend(domains.iter().map(|d| d.id));
+                None
+            }
+        }
+    }
+
+    /// The inode keeps its tombstones and its exchange, and stays, for the next mount to judge.
+    fn leave_unjudged(&mut self, ino: InodeNo, error: &Error) {
+        tracing::debug!(%ino, %error, "not judged");
+        self.unread.in_domain(self.mounted.domain_of(ino).map(|d| d.id), 1);
+        self.unjudged.insert(ino);
+    }
+
+    /// [`Self::leave_unjudged`] of an inode of which nobody knows who took its names.
+    pub(super) fn leave_unread(&mut self, ino: InodeNo, error: &Error) {
+        self.leave_unjudged(ino, error);
+        self.unread.by_any = true;
     }
 
     /// Tombstones and exchanges of an inode: did the other side survive?
@@ -87,11 +134,12 @@ impl Pass<'_> {
     /// Completes an exchange or gives a victim its names back.
     fn carry_out(&mut self, v: Verdict) -> Result<()> {
         let c = v.cell;
-        if self.judged.iter().any(|s| s.ino == c.ino) {
+        if self.unjudged.contains(&c.ino) || !self.judged.insert(c.clone()) {
             return Ok(()); // another hint for the same inode
         }
-        self.judged.push(c.clone());
-        self.failed.extend(v.failed);
+        for f in v.failed {
+            self.failed.insert(f);
+        }
         // names come back as of when they changed: who took one later keeps it
         let seq = c.state.read().link_seq;
         if let Some((b, link)) = v.partner {
