@@ -198,7 +198,7 @@ ranks! {
     /// Generations of new overflow nodes.
     NewGenerations = 8, "new_generations" 0, One, (): "new_generations";
     /// Numbers of freed directories that must not come back yet.
-    QuarantinedNodes = 8, "quarantined" 0, One, (): "quarantined (domain)";
+    QuarantinedNodes = 8, "quarantined" 0, One, (): "quarantine (domain)";
     /// Files that a commit left alone.
     LazyFiles = 8, "lazy" 0, One, (): "lazy";
     /// Putting names that threads left lately where all are looked for.

@@ -42,7 +42,14 @@ pub(crate) struct NewHeader {
 impl Domain {
     /// Numbers of removed directories that stay taken until the next checkpoint.
     pub fn quarantined_numbers(&self) -> usize {
-        self.quarantined.lock().len()
+        self.quarantine.lock().len()
+    }
+
+    /// A directory is about to be made: nothing hangs in it yet.
+    pub(crate) fn note_new_directory(&self, ino: InodeNo) {
+        if self.notes_directories.load(Ordering::Acquire) {
+            self.quarantine.lock().note_made(ino);
+        }
     }
 
     /// Checkpoints all that is committed, or waits for a checkpoint that does so: of those who ask while one is being
@@ -152,7 +159,7 @@ impl Domain {
         let number_of_this = self.checkpointing.begin();
         let upto = self.committed_tx();
         // before `peer_txs`: let go when those are durable
-        let mut quarantined = std::mem::take(&mut *self.quarantined.lock());
+        let mut quarantined = self.quarantine.lock().take();
         // other domains' sides of our cross-domain operations must survive without our journal
         let peers = self.peer_txs.lock().clone();
         let mut peer_failed = false;
@@ -162,10 +169,14 @@ impl Domain {
                 peer_failed |= self.peers.commit_upto(d, t).is_err();
             }
         }
-        // What the failed domain takes back may hang in directories that are gone here: their numbers stay theirs, and nobody gives
-        // them back in this mount.
+        // What the failed domain takes back may hang in directories that are gone here.
         if peer_failed || self.has_passed_failure() {
-            quarantined.clear();
+            let mut q = self.quarantine.lock();
+            if peer_failed {
+                q.pass_failure();
+                self.notes_directories.store(true, Ordering::Release);
+            }
+            q.retain_made(&mut quarantined);
         }
         let number = self.header.lock().header.checkpoint.get().saturating_add(1);
         Ok(Begun { number_of_this, upto, quarantined, peers, peer_failed, number })
@@ -303,7 +314,10 @@ impl Domain {
     /// # Errors
     /// Of the device.
     pub fn forget_passed_failure(&self) -> Result<()> {
-        self.write_header(|h| h.flags = (h.flags.get() & !PEER_FAILED).into())
+        self.write_header(|h| h.flags = (h.flags.get() & !PEER_FAILED).into())?;
+        self.notes_directories.store(false, Ordering::Release);
+        self.quarantine.lock().forget_made();
+        Ok(())
     }
 
     /// Commits and checkpoints until an operation may enter again: done by the thread that needs the room.

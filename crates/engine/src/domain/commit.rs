@@ -239,7 +239,7 @@ impl Domain {
         let quarantines = self.keeps_journal();
         for c in dead.iter().filter(|c| quarantines && c.kind == FileKind::Dir) {
             self.nodes.quarantine(c.ino.node());
-            self.quarantined.lock().push(c.ino);
+            self.quarantine.lock().add(c.ino);
         }
         self.space.apply(&records, tx.id)?;
         self.nodes.apply(&records)?;

@@ -37,6 +37,7 @@ pub(crate) mod packed;
 pub mod peers;
 mod pile;
 pub mod placed;
+mod quarantine;
 pub mod quiesce;
 pub mod recover;
 pub mod recovered;
@@ -62,7 +63,7 @@ use crate::planted::{Bug, planted};
 use crate::space::Space;
 use crate::store::Store;
 use crate::types::*;
-use braidfs_format::domain::{DomainHeader, KEPT_FOR_TENANTS};
+use braidfs_format::domain::{DomainHeader, KEPT_FOR_TENANTS, PEER_FAILED};
 use braidfs_sync::ablation::{self, Switch};
 use braidfs_sync::rounds::Rounds;
 use braidfs_sync::slots::{Counter, Line};
@@ -174,8 +175,9 @@ pub struct Domain {
     first_pos: Mutex<first_pos::FirstPositions, rank::FirstPos>,
     /// Generation of overflow nodes allocated and not yet committed.
     new_generations: Mutex<HashMap<NodeId, u32, RandomState>, rank::NewGenerations>,
-    /// Directory nodes freed, held back until the next checkpoint: no stale link may find another directory there.
-    quarantined: Mutex<Vec<InodeNo>, rank::QuarantinedNodes>,
+    quarantine: Mutex<quarantine::Quarantine, rank::QuarantinedNodes>,
+    /// A checkpoint has passed the failure of another domain: directories that are made are noted.
+    notes_directories: AtomicBool,
     /// Files with dirty pages that a commit left alone (`data=writeback`).
     lazy: Mutex<Vec<Arc<Cell>>, rank::LazyFiles>,
     /// Blocks of writes that a front end may have accepted and the volume has not seen ([`crate::Volume::keep_room`]).
@@ -256,6 +258,7 @@ impl Domain {
         if shared.options.discard {
             space.note_freed();
         }
+        let passed_failure = header.header.flags.get() & PEER_FAILED != 0;
         let journal_use = journal_use::JournalUse::of(&header.header);
         let held = memory::budget_of(&header.header);
         let pinned_max = memory::pinned_max(shared.options.cache_bytes, held.most);
@@ -295,7 +298,8 @@ impl Domain {
             orphans_listed: AtomicBool::new(false),
             peer_txs: Mutex::default(),
             new_generations: Mutex::default(),
-            quarantined: Mutex::default(),
+            quarantine: Mutex::default(),
+            notes_directories: AtomicBool::new(passed_failure),
             lazy: Mutex::default(),
             accepted_above: Line::default(),
             in_pieces: Mutex::default(),

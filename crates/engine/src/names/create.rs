@@ -170,6 +170,9 @@ impl MountedVolume {
         cred: &Cred,
         number: NewInode,
     ) -> Result<Made> {
+        if new.kind == FileKind::Dir {
+            self.dom(number.domain).note_new_directory(number.inode.ino);
+        }
         let (mut replaced, mut blocks) = (self.replaced(), blocks_of(new));
         let r = loop {
             match self.try_create(d, name, new, cred, number, blocks) {

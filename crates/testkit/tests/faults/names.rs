@@ -257,6 +257,18 @@ fn the_number_of_a_directory_that_a_failed_domain_had_a_file_in_is_kept() {
         let new = dir_of(&v, home, 0, &format!("new {n}"));
         assert_ne!(new.0, gone.0, "given out after {n} checkpoints");
     }
+    // of directories that the failed domain never knew the numbers come back
+    let free = || v.domains()[0].inodes_free;
+    let before = free();
+    for n in 0..40 {
+        let name = format!("short {n}");
+        match make(&v, home, &name, FileKind::Dir) {
+            Ok(_) => v.rmdir(home, name.as_bytes()).unwrap(),
+            Err(e) => assert!(is_refused::<()>(Err(e))),
+        }
+        v.commit_domain(DomainId(0), true).unwrap();
+    }
+    assert!(before < free() + 4, "{before} free inodes, now {}", free());
     v.crash();
     let healthy = two.healthy();
     let v = Volume::mount(healthy.clone(), options()).unwrap();
