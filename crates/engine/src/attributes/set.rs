@@ -19,9 +19,10 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`], [`Error::NoSpace`], [`Error::TooBig`]; [`Error::Quota`], also of a group that it is given to, unless
     /// this thread is not held to such limits ([`crate::forced`]); [`Error::Perm`] for immutable inodes, and for append-only
-    /// ones but where the times are set to now.
+    /// ones but where the times are set to now; [`Error::Invalid`] for times of 10^9 nanoseconds or more.
     pub fn setattr(&self, ino: InodeNo, set: &SetAttr) -> Result<Attr> {
         share(Place::SetAttr);
+        check_times(set)?;
         let i = self.mounted();
         let c = i.cell(ino)?;
         let _paid = i.pace(c.domain, Demand::change());
@@ -60,8 +61,9 @@ impl Volume {
     /// not open the file for it. `None` where it is more than that, or the inode another one; nothing is changed then.
     ///
     /// # Errors
-    /// Where the domain has failed, [`Error::ReadOnly`].
+    /// Where the domain has failed, [`Error::ReadOnly`]; [`Error::Invalid`] as there.
     pub fn setattr_beside(&self, ino: InodeNo, is_it: impl Fn(u32) -> bool, set: &SetAttr) -> Result<Option<Attr>> {
+        check_times(set)?;
         let i = self.mounted();
         // who has a rate waits for its turn
         if i.shared.rates.load(Ordering::Relaxed) {
@@ -252,6 +254,15 @@ fn set_times(st: &mut State, set: &SetAttr, now: Timestamp) {
     if let Some(t) = set.mtime {
         st.mtime = time(t);
     }
+}
+
+/// Refuses times that no record can have: it would not be read again.
+fn check_times(set: &SetAttr) -> Result<()> {
+    let over = |t: &SetTime| matches!(t, SetTime::At(t) if t.nsec >= 1_000_000_000);
+    if [set.atime, set.mtime, set.ctime].iter().flatten().any(over) {
+        return Err(Error::Invalid("a time of 10^9 nanoseconds or more"));
+    }
+    Ok(())
 }
 
 /// Whether nothing but times is set.

@@ -53,6 +53,28 @@ fn a_changed_inode_takes_mode_and_times_in_memory() {
     v.unmount().unwrap();
 }
 
+/// Its record would not be read again.
+#[test]
+fn a_time_of_too_many_nanoseconds_is_refused() {
+    let device = formatted();
+    let v = mount(&device);
+    let f = open(&v, "/f");
+    let before = v.getattr(f.ino()).unwrap();
+    let time = Some(SetTime::At(Timestamp { sec: 1, nsec: 1_000_000_000 }));
+    for set in [
+        SetAttr { atime: time, ..SetAttr::default() },
+        SetAttr { mtime: time, ..SetAttr::default() },
+        SetAttr { ctime: time, mode: Some(0o600), ..SetAttr::default() },
+        SetAttr { mtime: time, size: Some(5), ..SetAttr::default() },
+    ] {
+        assert!(matches!(v.setattr_beside(f.ino(), |_| true, &set), Err(Error::Invalid(_))), "{set:?}");
+        assert!(matches!(v.setattr(f.ino(), &set), Err(Error::Invalid(_))), "{set:?}");
+    }
+    assert_eq!(v.getattr(f.ino()).unwrap(), before);
+    v.unmount().unwrap();
+    mount(&device).getattr(f.ino()).unwrap();
+}
+
 #[test]
 fn what_is_more_than_that_changes_nothing() {
     let device = formatted();
