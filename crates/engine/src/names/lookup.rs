@@ -7,6 +7,7 @@ use crate::cell::cache::CellRef;
 use crate::cell::dentries::{Key, Target};
 use crate::cell::dir::Lookup;
 use crate::cell::opened::OpenCell;
+use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::{MountedVolume, OpenFile, Volume};
@@ -150,7 +151,7 @@ impl MountedVolume {
             // Without a crash before, an entry is stale only while it is being removed: an operation changes entry, link
             // and version of the directory in one step. One that stays names what is lost.
             if d.state.read().version() == version {
-                return Err(self.fail_for_lost(d.ino, inode.ino));
+                return Err(self.fail_for_lost(d, inode));
             }
         }
     }
@@ -176,12 +177,17 @@ impl MountedVolume {
         }
     }
 
-    /// An entry names an inode that is not there: its domain fails.
+    /// An entry names an inode that is not there, or has no such name. Where its domain knows of none that had the number so late, the
+    /// inode is lost, and that domain fails. Else the entry is what is old, and its directory's domain fails.
     #[cold]
-    fn fail_for_lost(&self, dir: InodeNo, lost: InodeNo) -> Error {
-        let why = Error::Corrupt(Corrupt::new("directory", format!("{dir} names {lost}, which is lost")));
-        if let Some(owner) = self.domain_of(lost) {
-            owner.fail(&why);
+    fn fail_for_lost(&self, dir: &Cell, lost: InodeRef) -> Error {
+        let why = format!("{} names {}, which is lost", dir.ino, lost.ino);
+        let why = Error::Corrupt(Corrupt::new("directory", why));
+        let known = |d: &Arc<Domain>| d.nodes.look(lost.ino.node());
+        match self.domain_of(lost.ino).map(|d| (d, known(d))) {
+            None | Some((_, Ok(None))) => self.dom(dir.domain).fail(&why),
+            Some((_, Ok(Some(e)))) if e.generation >= lost.generation => self.dom(dir.domain).fail(&why),
+            Some((owner, _)) => owner.fail(&why),
         }
         why
     }

@@ -335,3 +335,42 @@ fn parents_are_locked_before_children() {
     };
     assert!(right);
 }
+
+/// A file and a directory of different domains.
+fn apart(v: &Volume) -> (Arc<Cell>, Arc<Cell>) {
+    let dirs: Vec<_> = (0..64).map(|i| mkdir(v, InodeNo::ROOT, format!("d{i}").as_bytes())).collect();
+    let d = dirs[0].clone();
+    let files = (0..64).map(|i| make(v, dirs[i].ino, b"f").unwrap().ino);
+    let f = files.map(|ino| v.mounted().cell(ino).unwrap()).find(|f| f.domain != d.domain).unwrap();
+    (d, f)
+}
+
+fn failed(v: &Volume) -> Vec<DomainId> {
+    v.mounted().domains.iter().filter(|d| d.failed().is_some()).map(|d| d.id).collect()
+}
+
+/// The newest write of a bucket is lost: the domain whose inode it names has done nothing.
+#[test]
+fn an_entry_that_is_too_old_fails_its_directorys_domain() {
+    let v = volume();
+    let (d, f) = apart(&v);
+    let above = f.state.read().links[0].parent;
+    v.sync().unwrap();
+    v.unlink(above, b"f").unwrap();
+    v.sync().unwrap();
+    plant(&v, &d, b"old", &f);
+    assert!(matches!(v.lookup(d.ino, b"old"), Err(Error::Corrupt(_))));
+    assert_eq!(failed(&v), [d.domain]);
+}
+
+/// The tables of a domain are those of before the inode was made.
+#[test]
+fn an_inode_that_its_domain_does_not_know_fails_that_domain() {
+    let v = volume();
+    let (d, f) = apart(&v);
+    let later = InodeRef { ino: f.ino, generation: f.generation + 1 };
+    let st = State::fresh(FileKind::File, 0, 0, 0, Timestamp::default());
+    plant(&v, &d, b"new", &Cell::new(later, f.domain, FileKind::File, st));
+    assert!(matches!(v.lookup(d.ino, b"new"), Err(Error::Corrupt(_))));
+    assert_eq!(failed(&v), [f.domain]);
+}
