@@ -30,6 +30,9 @@ fn check(name: &[u8]) -> Result<()> {
     if name.is_empty() || name.len() > 255 {
         return Err(Error::Range);
     }
+    if name.contains(&0) {
+        return Err(Error::Invalid("an attribute name with a zero byte"));
+    }
     let known: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"system.posix_acl_"];
     match known.iter().find(|p| name.starts_with(p)) {
         Some(prefix) if name.len() == prefix.len() => {
