@@ -1,7 +1,7 @@
 //! Threads that do the same for several domains side by side: commits, writes, flushes of their devices (SpanFS's parallel
 //! two-phase synchronisation). They are started when they are first needed, and stay until the volume is closed.
 
-use super::ticket::Pool;
+use super::ticket::{Pool, SPAWN};
 use braidfs_sync::{Condvar, Mutex, rank};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -45,9 +45,7 @@ impl<T> Parts<T> {
 impl Committers {
     /// For a volume of so many domains.
     pub fn new(domains: usize) -> Self {
-        let mut pool = Pool::new("braidfs-commit", domains.saturating_sub(1).min(THREADS_MAX));
-        pool.own = true;
-        Self(pool)
+        Self(Pool::of("braidfs-commit", domains.saturating_sub(1).min(THREADS_MAX), true, SPAWN))
     }
 
     /// Does all `parts`, and returns what they return, in their order. The first one is done here, and so are those that no
@@ -65,7 +63,8 @@ impl Committers {
         let parts = Arc::new(Parts { state: Mutex::new(state), all_done: Condvar::new() });
         for i in 1..n {
             let parts = parts.clone();
-            self.0.offer(move || parts.work_on(i));
+            // where there is no thread it is done here, as what no thread has begun
+            let _ = self.0.offer(move || parts.work_on(i));
         }
         parts.work_on(0);
         // from the end: the threads begin at the front
@@ -140,11 +139,10 @@ mod tests {
     /// A part of another call may wait for what the caller of this one holds.
     #[test]
     fn where_no_thread_can_be_started_each_does_its_own_parts() {
-        let mut pool = Pool::new("none", 3);
-        pool.spawn = |_, _| Err(std::io::Error::other("no more threads"));
+        let pool = Pool::of("none", 3, false, |_, _| Err(std::io::Error::other("no more threads")));
         let ran = Arc::new(AtomicUsize::new(0));
         let other = ran.clone();
-        pool.offer(move || _ = other.fetch_add(1, SeqCst));
+        assert!(pool.offer(move || _ = other.fetch_add(1, SeqCst)).is_err());
         assert_eq!(ran.load(SeqCst), 0, "not by who offers it");
         let c = Committers(pool);
         let here = thread::current().id();

@@ -207,9 +207,8 @@ impl Volume {
     }
 
     fn start(&self, f: impl FnOnce() -> Result<()> + Send + 'static) -> Ticket {
-        match &*self.mounted().pool.read() {
-            Some(p) => p.start(f),
-            None => Ticket::ready(f()),
-        }
+        let (ticket, work) = Ticket::of(f);
+        self.mounted().run_beside(work);
+        ticket
     }
 }

@@ -119,6 +119,13 @@ impl Syncing {
 pub(super) struct Serving<'a>(pub(super) &'a Mutex<Queue, rank::SyncQueue>);
 
 impl Serving<'_> {
+    /// Gives the queue up where nobody waits; whether it has.
+    pub(super) fn end_if_empty(&self) -> bool {
+        let mut q = self.0.lock();
+        q.served = !q.waiting.is_empty();
+        !q.served
+    }
+
     /// The next group; `None` where nobody waits: the queue is not served any more.
     pub(super) fn next(&self) -> Option<Vec<Waiting>> {
         let mut q = self.0.lock();

@@ -9,7 +9,7 @@
 //! else's.
 
 use super::queue::{SMALL_PAGES, Serving, UnderWay, Waiting};
-use super::ticket::Ticket;
+use super::ticket::{Settled, Ticket};
 use crate::cell::Body;
 use crate::error::Result;
 use crate::panics::{caught, error_of};
@@ -48,8 +48,9 @@ impl MountedVolume {
 
     /// Puts a sync in the queue: [`crate::Volume::fsync_start`].
     pub(crate) fn fsync_start(self: &Arc<Self>, ino: InodeNo, data_only: bool) -> Ticket {
-        let pool = self.pool.read();
-        let Some(pool) = &*pool else { return Ticket::ready(self.fsync(ino, data_only)) };
+        if self.pool.read().is_none() {
+            return Ticket::ready(self.fsync(ino, data_only));
+        }
         let (ticket, pending) = Ticket::pending();
         let (under_way, _) = UnderWay::begin(self.syncing.under_way.clone());
         let waiting = Waiting { ino, data_only, under_way, ticket: pending };
@@ -61,9 +62,29 @@ impl MountedVolume {
         };
         if serve {
             let i = self.clone();
-            pool.run(move || i.serve_syncs(which));
+            self.run_beside(move || i.serve_syncs(which));
         }
         ticket
+    }
+
+    /// Has a thread do it; where there is none it is done here, with no lock: code of users' may run.
+    pub(super) fn run_beside(&self, work: impl FnOnce() + Send + 'static) {
+        let pool = self.pool.read();
+        let Some(threads) = &*pool else {
+            drop(pool);
+            return work();
+        };
+        let undone = threads.run(work);
+        drop(pool);
+        undone.work();
+    }
+
+    /// Has a thread do it; where there is none it comes back.
+    fn offer<F: FnOnce() + Send + 'static>(&self, work: F) -> std::result::Result<(), F> {
+        match &*self.pool.read() {
+            Some(threads) => threads.offer(work),
+            None => Err(work),
+        }
     }
 
     fn queue_of(&self, ino: InodeNo) -> usize {
@@ -75,46 +96,53 @@ impl MountedVolume {
         }
     }
 
-    /// Does the fsyncs of a queue, group by group, until nobody waits there.
+    /// Does the fsyncs of a queue, group by group, until nobody waits there, or until it has code of users' to run. These may take
+    /// long, wait for another sync, or for a lock with which somebody waits for one: another thread goes on with the queue
+    /// first.
     pub(super) fn serve_syncs(self: &Arc<Self>, which: usize) {
         let s = &self.syncing;
         let serving = Serving(&s.queues[which]);
+        // what is done when the queue is given up: fsyncs that no thread does, and code of users'
+        let (mut here, mut told) = (Vec::new(), Vec::new());
         while let Some(group) = serving.next() {
             braidfs_sync::phases::next();
             let began = s.pace.now();
             let files: Vec<(InodeNo, bool)> = group.iter().map(|w| (w.ino, w.data_only)).collect();
             // who asked is told out here: what a user does then is not part of the panic
-            let Some(results) = caught(FSYNC, || self.fsync_together(&files)) else {
-                let told: Vec<_> = group.into_iter().map(|w| w.settle(Err(error_of(FSYNC)))).collect();
-                drop(told);
-                continue;
-            };
-            s.pace.took(s.pace.now() - began);
+            let results = caught(FSYNC, || self.fsync_together(&files));
+            if results.is_some() {
+                s.pace.took(s.pace.now() - began);
+            }
+            let results = results.unwrap_or_else(|| files.iter().map(|_| Some(Err(error_of(FSYNC)))).collect());
             let mut alone = Vec::new();
-            let mut told = Vec::new();
             for (w, result) in group.into_iter().zip(results) {
                 match result {
                     Some(r) => told.push(w.settle(r)),
                     None => alone.push(w),
                 }
             }
-            alone.into_iter().for_each(|w| self.sync_alone(w));
-            // last: code of users', who may take long, or wait for another one of the group
-            drop(told);
+            here.extend(alone.into_iter().filter_map(|w| self.offer(self.alone(w)).err()));
+            if here.is_empty() && !told.iter().any(Settled::may_wait) {
+                told.clear();
+                continue;
+            }
+            let i = self.clone();
+            if serving.end_if_empty() || self.offer(move || i.serve_syncs(which)).is_ok() {
+                break;
+            }
+            // there is nobody else: those who wait come first
         }
+        here.into_iter().for_each(|work| work());
+        // last: it may wait for another one of the group
+        drop(told);
     }
 
     /// An fsync that commits, or waits for something else: not before others.
-    fn sync_alone(self: &Arc<Self>, w: Waiting) {
+    fn alone(self: &Arc<Self>, w: Waiting) -> impl FnOnce() + Send + 'static {
         let i = self.clone();
-        let work = move || {
+        move || {
             let r = caught(FSYNC, || i.fsync(w.ino, w.data_only)).unwrap_or_else(|| Err(error_of(FSYNC)));
             drop(w.settle(r));
-        };
-        // only tried: an unmount holds it while it waits for this thread
-        match self.pool.try_read().as_deref() {
-            Some(Some(pool)) => pool.run(work),
-            _ => work(),
         }
     }
 }

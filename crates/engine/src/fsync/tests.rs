@@ -3,6 +3,7 @@
 mod full_ring;
 mod put_aside;
 mod told;
+mod users;
 
 use super::batch::Gathered;
 use crate::{Cred, DomainId, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, Placement, RenameMode, Volume};
@@ -106,7 +107,7 @@ fn a_panic_of_who_is_told_is_nobody_elses() {
     for round in 0..3 {
         if round == 0 {
             let i = i.clone();
-            i.clone().pool.read().as_ref().unwrap().run(move || i.serve_syncs(0));
+            i.clone().run_beside(move || i.serve_syncs(0));
         } else {
             v.write(&v.open(files[0]).unwrap(), 0, &[round; 100]).unwrap();
             let tell = tell.clone();
@@ -165,7 +166,7 @@ fn a_panic_in_an_fsync_is_an_error_of_who_waits() {
     let tickets = files.iter().map(|f| v.fsync_start(*f, false)).collect::<Vec<_>>();
     faults.add(Rule::new(Op::Write, Effect::Panic).times(1));
     let served = i.clone();
-    i.pool.read().as_ref().unwrap().run(move || served.serve_syncs(0));
+    i.run_beside(move || served.serve_syncs(0));
     let (tell, told) = channel();
     for t in tickets {
         let tell = tell.clone();

@@ -5,15 +5,18 @@ use crate::error::Result;
 use crate::panics::{caught, error_of};
 use braidfs_sync::{Condvar, Mutex, phases, rank, workers};
 use crossbeam::channel::{Receiver, Sender, unbounded};
+use std::cell::RefCell;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::task::{Context, Poll, Waker};
 use std::thread::{Builder, JoinHandle};
 
 /// What a panic is said to have been in.
 const SYNC: &str = "a sync";
+/// Threads of a pool at most beside its own number, in place of those that run code of users'.
+const AWAY_MAX: usize = 256;
 
 type Callback = Box<dyn FnOnce(Result<()>) + Send>;
 
@@ -21,6 +24,8 @@ type Callback = Box<dyn FnOnce(Result<()>) + Send>;
 enum Then {
     Nobody,
     Call(Callback),
+    /// The same, of one that waits for nobody.
+    CallQuick(Callback),
     Wake(Waker),
 }
 
@@ -48,6 +53,12 @@ impl Ticket {
         (Self { shared: shared.clone() }, Pending { shared, told: false })
     }
 
+    /// A ticket for `f`, and the work that does it.
+    pub(crate) fn of(f: impl FnOnce() -> Result<()> + Send + 'static) -> (Self, impl FnOnce() + Send + 'static) {
+        let (t, pending) = Self::pending();
+        (t, move || pending.finish(caught(SYNC, f).unwrap_or_else(|| Err(error_of(SYNC)))))
+    }
+
     /// A ticket that is done already.
     pub(crate) fn ready(r: Result<()>) -> Self {
         Self { shared: Arc::new(Shared { state: Mutex::new(State::Done(Some(r))), done: Condvar::new() }) }
@@ -68,11 +79,22 @@ impl Ticket {
     }
 
     /// Calls `f` with the result from another thread (or at once where it is done). Where `f` panics on that thread the log is told,
-    /// and nobody else.
+    /// and nobody else. `f` may wait, also for another sync: that takes a thread of the volume, which starts others meanwhile, 256
+    /// at most.
     pub fn on_done(self, f: Callback) {
+        self.then(f, Then::Call);
+    }
+
+    /// [`Self::on_done`] of a function that is short and waits for nobody: neither for another sync, nor for a lock with which
+    /// somebody waits for one. The thread that did the sync runs it before it goes on with the next one.
+    pub fn on_done_quick(self, f: Callback) {
+        self.then(f, Then::CallQuick);
+    }
+
+    fn then(self, f: Callback, how: fn(Callback) -> Then) {
         let mut s = self.shared.state.lock();
         match &mut *s {
-            State::Pending(then) => *then = Then::Call(f),
+            State::Pending(then) => *then = how(f),
             State::Done(r) => {
                 let r = r.take().unwrap_or(Ok(()));
                 drop(s);
@@ -136,6 +158,7 @@ impl Pending {
         let mut s = self.shared.state.lock();
         match std::mem::replace(&mut *s, State::Done(None)) {
             State::Pending(Then::Call(f)) => Settled(Some(Told::Call(f, r))),
+            State::Pending(Then::CallQuick(f)) => Settled(Some(Told::CallQuick(f, r))),
             before => {
                 *s = State::Done(Some(r));
                 self.shared.done.notify_all();
@@ -162,14 +185,24 @@ pub(crate) struct Settled(Option<Told>);
 
 enum Told {
     Call(Callback, Result<()>),
+    CallQuick(Callback, Result<()>),
     Wake(Waker),
+}
+
+impl Settled {
+    /// Whether code of a user's runs that may wait for another sync, or for who waits for one.
+    pub fn may_wait(&self) -> bool {
+        matches!(self.0, Some(Told::Call(..) | Told::Wake(_)))
+    }
 }
 
 impl Drop for Settled {
     fn drop(&mut self) {
+        const CALLED: &str = "who is told that a sync is done";
         let _ = match self.0.take() {
-            Some(Told::Call(f, r)) => caught("who is told that a sync is done", || f(r)),
-            Some(Told::Wake(waker)) => caught("who is woken as a sync is done", || waker.wake()),
+            Some(Told::Call(f, r)) => away(|| caught(CALLED, || f(r))),
+            Some(Told::CallQuick(f, r)) => caught(CALLED, || f(r)),
+            Some(Told::Wake(waker)) => away(|| caught("who is woken as a sync is done", || waker.wake())),
             None => None,
         };
     }
@@ -194,52 +227,79 @@ fn work(job: Job, pending: &AtomicUsize) {
 }
 
 /// Starts a thread.
-type Spawn = fn(Builder, Job) -> io::Result<JoinHandle<()>>;
+pub(super) type Spawn = fn(Builder, Job) -> io::Result<JoinHandle<()>>;
 
-/// A few threads that wait for devices, started as they are needed: most mounts of tools and tests need none.
-#[derive(Debug)]
+/// [`Spawn`] of the system.
+pub(super) const SPAWN: Spawn = |b, f| b.spawn(f);
+
+/// A few threads that wait for devices, started as they are needed: most mounts of tools and tests need none. Dropped, it waits for
+/// them; not with a lock that code of users' may want, which they run.
 pub(crate) struct Pool {
-    name: &'static str,
     jobs: Option<Sender<Job>>,
+    crew: Arc<Crew>,
+}
+
+/// What the threads share with who gives them jobs.
+struct Crew {
+    name: &'static str,
     queue: Receiver<Job>,
     most: usize,
     /// What is done is one domain's at a time: a thread may run where that belongs ([`crate::domain::Domain::run_near`]).
-    pub(super) own: bool,
+    own: bool,
     /// Jobs that wait or run.
-    pending: Arc<AtomicUsize>,
+    pending: AtomicUsize,
+    /// Threads that run code of users', which may wait for jobs that wait.
+    away: AtomicUsize,
     threads: Mutex<Vec<JoinHandle<()>>, rank::SyncThreads>,
     /// Tests have one that fails.
-    pub(super) spawn: Spawn,
+    spawn: Spawn,
+}
+
+thread_local! {
+    /// Of which the calling thread is.
+    static CREW: RefCell<Option<Arc<Crew>>> = const { RefCell::new(None) };
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool").field("name", &self.crew.name).finish_non_exhaustive()
+    }
+}
+
+/// Jobs that are to be done by who holds this, since there is no thread: with no lock held that they, or code of users', may
+/// want.
+#[must_use = "nobody else does the jobs"]
+pub(crate) struct Undone(Option<Arc<Crew>>);
+
+impl Undone {
+    /// Does all that wait.
+    pub fn work(self) {
+        let Some(crew) = self.0 else { return };
+        while let Ok(job) = crew.queue.try_recv() {
+            work(job, &crew.pending);
+        }
+    }
 }
 
 impl Pool {
-    /// Up to `most` threads; each waits for one sync, or one group of fsyncs, at a time.
+    /// Up to `most` threads; each waits for one sync, or one group of fsyncs, at a time. Those that run code of users' do not
+    /// count.
     pub fn new(name: &'static str, most: usize) -> Self {
+        Self::of(name, most, false, SPAWN)
+    }
+
+    /// [`Self::new`], for jobs of domains where `own`.
+    pub(super) fn of(name: &'static str, most: usize, own: bool, spawn: Spawn) -> Self {
         let (jobs, queue) = unbounded::<Job>();
-        let spawn: Spawn = |b, f| b.spawn(f);
-        Self {
-            name,
-            jobs: Some(jobs),
-            queue,
-            most,
-            own: false,
-            pending: Arc::default(),
-            threads: Mutex::default(),
-            spawn,
-        }
+        let (pending, away, threads) = Default::default();
+        let crew = Crew { name, queue, most, own, pending, away, threads, spawn };
+        Self { jobs: Some(jobs), crew: Arc::new(crew) }
     }
 
-    /// Runs `f` on one of the threads.
-    pub fn start(&self, f: impl FnOnce() -> Result<()> + Send + 'static) -> Ticket {
-        let (t, pending) = Ticket::pending();
-        self.run(move || pending.finish(caught(SYNC, f).unwrap_or_else(|| Err(error_of(SYNC)))));
-        t
-    }
-
-    /// As [`Self::start`], for work that tells its result by itself. Where no thread can be started and there is none, it is
-    /// done here, with all that wait.
-    pub fn run(&self, f: impl FnOnce() + Send + 'static) {
-        let waiting = self.pending.fetch_add(1, Ordering::Relaxed) + 1;
+    /// Runs `f`, which tells its result by itself, on one of the threads. Where no thread can be started and there is none, it
+    /// is left to the caller, with all that wait.
+    pub fn run(&self, f: impl FnOnce() + Send + 'static) -> Undone {
+        let waiting = self.crew.pending.fetch_add(1, Ordering::Relaxed) + 1;
         // who asks wants to know where the time goes, also of what is done for it here
         let watched = phases::is_watched();
         let f = move || {
@@ -247,51 +307,67 @@ impl Pool {
             f();
         };
         self.send(Box::new(f));
-        if let Err(e) = self.grow(waiting) {
-            tracing::warn!("no thread for a sync: {e}");
-            while let Ok(job) = self.queue.try_recv() {
-                work(job, &self.pending);
+        match self.crew.grow(waiting) {
+            Ok(()) => Undone(None),
+            Err(e) => {
+                tracing::warn!("no thread for a sync: {e}");
+                Undone(Some(self.crew.clone()))
             }
         }
     }
 
     /// Runs `f` on one of the threads where there are any, and else not at all: who offers it may hold what other jobs wait
     /// for, so none is done here.
-    pub fn offer(&self, f: impl FnOnce() + Send + 'static) {
-        let waiting = self.pending.fetch_add(1, Ordering::Relaxed) + 1;
-        match self.grow(waiting) {
-            Ok(()) => self.send(Box::new(f)),
-            Err(e) => {
-                tracing::debug!(error = %e, "no thread to do it beside this one");
-                self.pending.fetch_sub(1, Ordering::Relaxed);
-            }
+    ///
+    /// # Errors
+    /// There is no thread: it comes back.
+    pub fn offer<F: FnOnce() + Send + 'static>(&self, f: F) -> std::result::Result<(), F> {
+        let waiting = self.crew.pending.fetch_add(1, Ordering::Relaxed) + 1;
+        if let Err(e) = self.crew.grow(waiting) {
+            tracing::debug!(error = %e, "no thread to do it beside this one");
+            self.crew.pending.fetch_sub(1, Ordering::Relaxed);
+            return Err(f);
         }
+        self.send(Box::new(f));
+        // a thread that went away meanwhile has not seen it
+        fence(Ordering::SeqCst);
+        if self.crew.away.load(Ordering::Relaxed) > 0 {
+            let _ = self.crew.grow(waiting);
+        }
+        Ok(())
     }
 
     fn send(&self, job: Job) {
         if let Some(jobs) = &self.jobs
             && let Err(e) = jobs.send(job)
         {
-            work(e.0, &self.pending);
+            work(e.0, &self.crew.pending);
         }
+        // before it is asked who is away: who goes then sees the job
+        fence(Ordering::SeqCst);
     }
+}
 
+impl Crew {
     /// Starts another thread where all are busy. An error where none can be started and there is none.
-    fn grow(&self, waiting: usize) -> io::Result<()> {
+    fn grow(self: &Arc<Self>, waiting: usize) -> io::Result<()> {
         let mut threads = self.threads.lock();
-        if threads.len() >= self.most.min(waiting) {
+        let most = self.most + self.away.load(Ordering::Relaxed).min(AWAY_MAX);
+        if threads.len() >= most.min(waiting) {
             return Ok(());
         }
-        let (queue, pending, own) = (self.queue.clone(), self.pending.clone(), self.own);
+        let crew = self.clone();
         let name = format!("{}-{}", self.name, threads.len());
         let serve = move || {
-            if own {
+            if crew.own {
                 workers::become_own();
             }
             run_anywhere();
-            for job in queue {
-                work(job, &pending);
+            CREW.set(Some(crew.clone()));
+            for job in &crew.queue {
+                work(job, &crew.pending);
             }
+            CREW.set(None);
         };
         match (self.spawn)(Builder::new().name(name), Box::new(serve)) {
             Ok(t) => threads.push(t),
@@ -300,6 +376,20 @@ impl Pool {
         }
         Ok(())
     }
+}
+
+/// Runs code of a user's, which may wait for a sync that needs a thread: a pool of which this one is may have another one in its
+/// place meanwhile.
+fn away<R>(f: impl FnOnce() -> R) -> R {
+    let Some(crew) = CREW.with_borrow(Clone::clone) else { return f() };
+    crew.away.fetch_add(1, Ordering::Relaxed);
+    let _back = Counted(&crew.away);
+    // before it is asked what waits: who comes then sees that this thread is away
+    fence(Ordering::SeqCst);
+    if !crew.queue.is_empty() {
+        let _ = crew.grow(crew.pending.load(Ordering::Relaxed));
+    }
+    f()
 }
 
 /// Where the time of the calling thread goes is watched, of the one job.
@@ -330,10 +420,17 @@ fn run_anywhere() {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.jobs.take();
-        for t in self.threads.get_mut().drain(..) {
-            // a pool dropped by one of its own jobs does not wait for itself
-            if t.thread().id() != std::thread::current().id() {
-                let _ = t.join();
+        // code of users' that still runs may have others started
+        loop {
+            let threads = std::mem::take(&mut *self.crew.threads.lock());
+            if threads.is_empty() {
+                return;
+            }
+            for t in threads {
+                // a pool dropped by one of its own jobs does not wait for itself
+                if t.thread().id() != std::thread::current().id() {
+                    let _ = t.join();
+                }
             }
         }
     }
@@ -380,10 +477,15 @@ mod tests {
     #[test]
     fn a_ticket_whose_work_has_panicked_answers_with_an_error() {
         let pool = Pool::new("panics", 1);
+        let start = |f: fn() -> Result<()>| {
+            let (ticket, work) = Ticket::of(f);
+            pool.run(work).work();
+            ticket
+        };
         for _ in 0..3 {
-            assert!(matches!(pool.start(|| panic!("on purpose")).wait(), Err(Error::Io(_))));
-            pool.run(|| panic!("on purpose"));
-            assert!(pool.start(|| Ok(())).wait().is_ok(), "the only thread goes on");
+            assert!(matches!(start(|| panic!("on purpose")).wait(), Err(Error::Io(_))));
+            pool.run(|| panic!("on purpose")).work();
+            assert!(start(|| Ok(())).wait().is_ok(), "the only thread goes on");
         }
         let (ticket, pending) = Ticket::pending();
         drop(pending);

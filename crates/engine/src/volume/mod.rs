@@ -142,7 +142,9 @@ impl Volume {
         let Running { background, lease } = std::mem::take(&mut *self.running.lock());
         drop(background);
         let Some(mounted) = self.mounted.take() else { return Ok(()) };
-        mounted.pool.write().take();
+        // its threads run code of users', which may start a sync: not with the lock
+        let pool = mounted.pool.write().take();
+        drop(pool);
         let r = match mounted.shared.read_only.load(Ordering::Relaxed) {
             // of one that was killed nothing is durable that was not so before
             true => mounted.shared.check_alive(),
@@ -185,7 +187,9 @@ impl Volume {
         mounted.shared.read_only.store(true, Ordering::SeqCst);
         running.lease.take().into_iter().for_each(Lease::abandon);
         drop(running);
-        mounted.pool.write().take();
+        // as in `close`
+        let pool = mounted.pool.write().take();
+        drop(pool);
     }
 
     /// The superblock as it is now, but for what [`Self::label`] and [`Self::guarded`] tell.

@@ -262,13 +262,13 @@ impl BraidFs {
             drop(paid);
             later.done(result.map_err(errno));
         };
-        self.vol.fsync_start(ino, data_only).on_done(Box::new(done));
+        self.vol.fsync_start(ino, data_only).on_done_quick(Box::new(done));
         Ok(Outcome::Deferred)
     }
 
     pub(crate) fn syncfs(&self, cx: &Context<'_>) -> Handled {
         let later = cx.later();
-        self.vol.sync_start().on_done(Box::new(move |result| later.done(result.map_err(errno))));
+        self.vol.sync_start().on_done_quick(Box::new(move |result| later.done(result.map_err(errno))));
         Ok(Outcome::Deferred)
     }
 
