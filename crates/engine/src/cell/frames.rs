@@ -7,7 +7,8 @@
 //! in lists that threads share out among them; behind these stands the pool of chunks ([`pool`]). A chunk that is wholly free goes
 //! back to the system, but for two and those that were in use a moment ago: the kernel clears what it gives, which takes
 //! several times as long as a copy of data to it, and keeps others off the processor meanwhile. So what is mapped is bound by
-//! what was in use in the last seconds.
+//! what was in use in the last seconds. When the last volume of the process ends ([`Used`]), all that is free goes back, but for two
+//! chunks of a pool.
 //!
 //! Of a machine with several NUMA nodes there are lists and a pool for each ([`homes`]); a chunk says whose it is, and its
 //! frames come back there. What belongs nowhere, and all where there is one node, comes from the lists and the pool here.
@@ -29,7 +30,8 @@ use pool::{BATCH, Bytes, CHUNK, Free, Home, LIST_MAX, LISTS, List, Pool, count};
 use std::alloc::{Layout, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::atomic::{
-    Ordering::{Acquire, Relaxed, Release},
+    AtomicUsize,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
     fence,
 };
 use std::time::Instant;
@@ -188,6 +190,31 @@ pub fn trim() {
     let now = Instant::now();
     POOL.lock().trim(now);
     homes::trim(now);
+}
+
+/// Volumes that have frames.
+static USED: AtomicUsize = AtomicUsize::new(0);
+
+/// A volume that may have frames; to be dropped after them. The last one gives the memory back: nobody calls [`trim`] any more.
+#[derive(Debug)]
+pub struct Used(());
+
+impl Used {
+    /// Counts one.
+    pub fn begin() -> Self {
+        USED.fetch_add(1, Relaxed);
+        Self(())
+    }
+}
+
+impl Drop for Used {
+    fn drop(&mut self) {
+        // one that begins meanwhile finds what is left, and maps more
+        if USED.fetch_sub(1, AcqRel) == 1 {
+            pool::give_all(&FREE, &POOL);
+            homes::give_all();
+        }
+    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use super::siblings::Siblings;
 use super::{MountedVolume, Volume};
 use crate::braid::reconcile::Unread;
 use crate::cell::dentries::DentryCache;
+use crate::cell::frames;
 use crate::domain::peers::Peers;
 use crate::domain::recovered::Recovered;
 use crate::domain::{Domain, HeaderPair, Shared};
@@ -189,6 +190,7 @@ fn open(
         dentries: DentryCache::new(names),
         root_generation: OnceLock::new(),
         held,
+        _frames: frames::Used::begin(),
     });
     mounted.complete(recovered, holding, replays, told.get())?;
     Ok(mounted)

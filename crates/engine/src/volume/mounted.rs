@@ -8,9 +8,9 @@ use super::kept::Kept;
 use super::memory_calls::Calls;
 use super::siblings::Siblings;
 use crate::braid::frontier::Frontier;
-use crate::cell::Cell;
 use crate::cell::cache::{CellRef, HazardRef};
 use crate::cell::dentries::DentryCache;
+use crate::cell::{Cell, frames};
 use crate::domain::peers::Peers;
 use crate::domain::{Domain, Shared};
 use crate::error::{Error, Result};
@@ -92,6 +92,8 @@ pub(crate) struct MountedVolume {
     pub root_generation: OnceLock<u32>,
     /// Inodes that a front end's kernel knows.
     pub held: LookupCounts,
+    /// Last: dropped after all pages.
+    pub _frames: frames::Used,
 }
 
 impl MountedVolume {

@@ -9,7 +9,7 @@
 //! The pools are of the process, as those of no node are: several volumes share them, and frames outlive volumes.
 //! Locks as there: a list, then the pool, of one node at a time.
 
-use super::pool::{Bytes, CHUNK, FRAMES, Free, Home, LISTS, List, Pool};
+use super::pool::{self, Bytes, CHUNK, FRAMES, Free, Home, LISTS, List, Pool};
 use crate::numa::{Binder, Node};
 use crate::types::thread_slot;
 use braidfs_format::BLOCK_BYTES;
@@ -55,6 +55,13 @@ pub(super) fn are_there() -> bool {
 pub(super) fn trim(now: Instant) {
     if are_there() {
         NODES.iter().map_while(OnceLock::get).for_each(|n| n.pool.lock().trim(now));
+    }
+}
+
+/// [`super::pool::give_all`] of all nodes.
+pub(super) fn give_all() {
+    if are_there() {
+        NODES.iter().map_while(OnceLock::get).for_each(|n| pool::give_all(&n.lists, &n.pool));
     }
 }
 

@@ -235,6 +235,16 @@ impl Pool {
         }
         self.looked = Some(now);
         let unwanted = std::mem::replace(&mut self.idle, self.free).min(self.free.saturating_sub(SPARE));
+        self.unmap_free(unwanted);
+    }
+
+    /// Unmaps all that is free, but for `SPARE` chunks: nobody will want it.
+    pub(super) fn shrink(&mut self) {
+        self.unmap_free(self.free.saturating_sub(SPARE));
+    }
+
+    /// So many free chunks, the highest ones.
+    fn unmap_free(&mut self, unwanted: usize) {
         let free = self.open.iter().rev().filter(|a| self.chunks.get(a).is_some_and(|c| c.count == FRAMES));
         for addr in free.copied().take(unwanted).collect::<Vec<_>>() {
             self.unmap(addr);
@@ -276,6 +286,15 @@ impl Pool {
         self.open.insert(addr);
         self.free += 1;
     }
+}
+
+/// Gives what is free in the lists back to their pool, and that to the system.
+pub(super) fn give_all(lists: &[List], pool: &ProcessMutex<Pool, rank::FramePool>) {
+    for list in lists {
+        let mut list = list.lock();
+        pool.lock().give(std::mem::take(&mut *list).into_iter());
+    }
+    pool.lock().shrink();
 }
 
 #[cfg(test)]
@@ -322,5 +341,32 @@ mod tests {
             taken += some.len();
         }
         assert_eq!((p.chunks.len(), p.free, p.open.len()), (SPARE, 0, 0));
+    }
+
+    /// Also those of which frames lie in lists.
+    #[test]
+    fn all_chunks_go_back_when_nobody_will_want_them() {
+        let lists: [List; 3] = [const { CachePadded::new(ProcessMutex::new(Vec::new())) }; 3];
+        let pool = ProcessMutex::new(Pool::new());
+        let mut used = Vec::new();
+        for i in 0..5 * FRAMES {
+            let mut list = lists[i % 3].lock();
+            if list.is_empty() {
+                pool.lock().take(&mut list);
+            }
+            used.extend(list.pop());
+        }
+        used.into_iter().enumerate().for_each(|(i, f)| lists[i % 3].lock().push(f));
+        let mapped = || {
+            let pool = pool.lock();
+            (pool.chunks.len(), pool.free)
+        };
+        assert!(mapped().0 >= 5 && mapped().1 == 0, "{:?}", mapped());
+        let kept = lists[0].lock().pop();
+        give_all(&lists, &pool);
+        assert_eq!(mapped(), (SPARE + 1, SPARE), "one has a frame in use");
+        pool.lock().give(kept.into_iter());
+        give_all(&lists, &pool);
+        assert_eq!(mapped(), (SPARE, SPARE));
     }
 }
