@@ -55,8 +55,10 @@ pub(super) struct Entry {
     pub iovecs: Box<[IoVec; 2]>,
     pub qid: u16,
     pub state: State,
-    /// Number of the request that it holds.
+    /// Number of the request that it holds, by the kernel.
     pub commit_id: u64,
+    /// The same, by the ring: one that was served before has another one. 0: none yet.
+    pub request: u64,
     unique: u64,
     /// Bytes of the payload that may be in memory, and that the last request used.
     used: usize,
@@ -85,6 +87,7 @@ impl Entry {
             qid,
             state: State::Kernel,
             commit_id: 0,
+            request: 0,
             unique: 0,
             used: 0,
             last: 0,
@@ -94,7 +97,7 @@ impl Entry {
     }
 
     /// The request that came: its header, the structure of its operation, and how much payload it has.
-    pub fn request(&mut self) -> Result<(InHeader, [u8; 128], usize), Errno> {
+    pub fn parts(&mut self) -> Result<(InHeader, [u8; 128], usize), Errno> {
         let header = UringHeader::read_from_bytes(&self.header[..]).map_err(|_| Errno::INVAL)?;
         let (head, _) = InHeader::read_from_prefix(&header.in_out).map_err(|_| Errno::INVAL)?;
         (self.commit_id, self.unique) = (header.ent.commit_id, head.unique);
@@ -213,7 +216,7 @@ mod tests {
         header.ent = UringInOut { commit_id: 77, payload_size: 4, ..UringInOut::new_zeroed() };
         e.header.copy_from_slice(header.as_bytes());
         assert_eq!(e.put(Ok(b"abc\0".to_vec())), Ok(4));
-        let (got, _, size) = e.request().unwrap();
+        let (got, _, size) = e.parts().unwrap();
         assert_eq!((got.opcode, got.unique, size, e.commit_id), (op::LOOKUP, 77, 4, 77));
         assert_eq!(size, 4);
         let served = serve_in(&mut e.answer, (got, &[0; 128], size), &mut Answer::new(8), |req, out| {

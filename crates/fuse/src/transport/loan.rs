@@ -89,7 +89,7 @@ mod tests {
         let at = entry.iovecs[1].base;
         let mut head = InHeader::new_zeroed();
         head.opcode = opcode;
-        let ticket = Ticket { mailbox: mailbox.clone(), entry: 3, crowded: false };
+        let ticket = Ticket { mailbox: mailbox.clone(), entry: 3, request: 1, crowded: false };
         (Loan::new(head, [0; 128], 5, entry.answer, ticket), at)
     }
 

@@ -10,10 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
 
-/// What is sent, and for which entry.
+/// What is sent, and for which entry and request.
 #[derive(Debug)]
 pub(super) struct Letter {
     pub entry: u32,
+    pub request: u64,
     pub content: Content,
 }
 
@@ -80,11 +81,13 @@ impl Mailbox {
     }
 }
 
-/// The entry of a ring in which a request came.
+/// A request of a ring, and the entry in which it came: another one may be there by now.
 #[derive(Debug, Clone)]
 pub(crate) struct Ticket {
     pub(super) mailbox: Arc<Mailbox>,
     pub(super) entry: u32,
+    /// Which one of those that the ring has served.
+    pub(super) request: u64,
     /// Its queue was when the request came.
     pub(super) crowded: bool,
 }
@@ -95,13 +98,13 @@ impl Ticket {
         self.crowded
     }
 
-    /// Answers the request.
+    /// Answers the request; of no effect where it is answered.
     pub fn post(&self, result: Result<Vec<u8>, Errno>) {
         self.send(Content::Answer(result));
     }
 
     pub(super) fn send(&self, content: Content) {
-        self.mailbox.post(Letter { entry: self.entry, content });
+        self.mailbox.post(Letter { entry: self.entry, request: self.request, content });
     }
 }
 
@@ -116,7 +119,7 @@ mod tests {
     #[test]
     fn the_bell_rings_once_and_not_for_the_owner() {
         let m = Arc::new(Mailbox::new().unwrap());
-        let ticket = |entry| Ticket { mailbox: m.clone(), entry, crowded: false };
+        let ticket = |entry| Ticket { mailbox: m.clone(), entry, request: 7, crowded: false };
         let (mut got, from_elsewhere) = (Vec::new(), |entry: u32, result: Result<Vec<u8>, Errno>| {
             std::thread::scope(|s| s.spawn(|| ticket(entry).post(result)).join().unwrap());
         });
@@ -131,8 +134,10 @@ mod tests {
         from_elsewhere(3, Err(Errno::IO));
         assert!(rang(&m) && !rang(&m));
         m.take(&mut got);
-        assert!(matches!(&got[0], Letter { entry: 2, content: Content::Answer(Ok(body)) } if body == b"ab"));
-        assert!(matches!(&got[1], Letter { entry: 3, content: Content::Answer(Err(Errno::IO)) }));
+        assert!(
+            matches!(&got[0], Letter { entry: 2, request: 7, content: Content::Answer(Ok(body)) } if body == b"ab")
+        );
+        assert!(matches!(&got[1], Letter { entry: 3, request: 7, content: Content::Answer(Err(Errno::IO)) }));
         assert_eq!(got.len(), 2);
         got.clear();
         from_elsewhere(4, Ok(Vec::new()));

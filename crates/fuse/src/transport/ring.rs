@@ -181,7 +181,7 @@ impl Ring {
                 .into_iter()
                 .map(|qid| Queue { qid, depth: 0, deferred: 0, most: DEPTH_MAX, refused: None, behind: Behind::No })
                 .collect(),
-            ticket: Ticket { mailbox: mailbox.clone(), entry: 0, crowded: false },
+            ticket: Ticket { mailbox: mailbox.clone(), entry: 0, request: 0, crowded: false },
             mailbox,
             count: Box::new(0),
             alive: 0,
@@ -287,7 +287,9 @@ impl Ring {
     ) -> io::Result<()> {
         let entry = &mut self.entries[i];
         entry.state = State::Busy;
-        let (head, args, size) = match entry.request() {
+        self.ticket.request += 1;
+        entry.request = self.ticket.request;
+        let (head, args, size) = match entry.parts() {
             Ok(parts) => parts,
             Err(e) => {
                 tracing::error!("the kernel sent a FUSE request that does not parse");
@@ -351,7 +353,9 @@ impl Ring {
         for letter in letters.drain(..) {
             let i = letter.entry as usize;
             let entry = &mut self.entries[i];
-            if entry.state != State::Deferred {
+            // Of a request that was answered otherwise, as where its handler has panicked: the entry has another one, or none. (Memory
+            // comes back before that.)
+            if entry.state != State::Deferred || entry.request != letter.request {
                 continue;
             }
             let result = match letter.content {
@@ -634,6 +638,32 @@ mod tests {
         });
         let Some(grown) = grown.join().unwrap() else { return };
         assert_eq!(grown, (DEPTH, DEPTH, DEPTH + GROWTH, DEPTH_MAX));
+    }
+
+    /// A handler has passed the duty to answer on, and has failed itself: that is the answer. What comes later is not that of whoever
+    /// has the entry then.
+    #[test]
+    fn a_second_answer_is_not_the_next_requests() {
+        let null = File::options().read(true).write(true).open("/dev/null").unwrap();
+        let answered = thread::spawn(move || {
+            let mut ring = of_null(&null)?;
+            let mut tickets = Vec::new();
+            for reply in [Reply::Error(Errno::IO), Reply::Deferred] {
+                let mut serve = |_: &Request<'_>, _: &mut Answer, ticket: &Ticket| {
+                    tickets.push(ticket.clone());
+                    reply
+                };
+                ring.serve_one(5, &mut Answer::new(64), &mut serve, None).unwrap();
+            }
+            let mut post = |ticket: &Ticket| {
+                ticket.post(Ok(b"bytes".to_vec()));
+                ring.deliver(&mut Vec::new()).unwrap();
+                ring.entries[5].state
+            };
+            Some([post(&tickets[0]), post(&tickets[1]), post(&tickets[0])])
+        });
+        let Some(answered) = answered.join().unwrap() else { return };
+        assert_eq!(answered, [State::Deferred, State::Kernel, State::Kernel]);
     }
 
     #[test]
