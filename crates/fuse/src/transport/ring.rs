@@ -340,7 +340,7 @@ impl Ring {
         self.queues[q].deferred += 1;
         let Queue { depth, deferred, most, refused, .. } = self.queues[q];
         let again = || depth < DEPTH_MAX && refused.is_some_and(|at| at.elapsed() >= AGAIN);
-        if depth - deferred < RESERVE && (depth < most || again()) {
+        if !self.over && depth - deferred < RESERVE && (depth < most || again()) {
             self.queues[q].behind = Behind::Next;
             self.grow(q)?;
         }
@@ -393,18 +393,20 @@ impl Ring {
     }
 
     /// Gives the kernel more entries of a queue, as many as there is memory for: where there is none, it goes on with those that
-    /// it has.
+    /// it has. Of those that it gives to the kernel that may refuse some, later ([`Self::bury`]).
     fn grow(&mut self, q: usize) -> io::Result<()> {
-        for _ in 0..GROWTH {
+        let qid = self.queues[q].qid;
+        // refused before a request came in them: the kernel knows nothing of them
+        let is_left = |e: &Entry| e.qid == qid && e.state == State::Dead && e.request == 0;
+        let left: Vec<usize> = (0..self.entries.len()).filter(|i| is_left(&self.entries[*i])).take(GROWTH).collect();
+        for i in &left {
+            self.enlist(q, *i)?;
+        }
+        for _ in left.len()..GROWTH {
             match self.fresh(q) {
                 Ok(entry) => self.add(q, entry)?,
                 Err(e) => {
-                    let queue = &mut self.queues[q];
-                    if queue.refused.is_none() {
-                        tracing::warn!(error = %e, queue = queue.qid, entries = queue.depth,
-                                       "no memory for more requests at once: those that wait for the volume may hold up others");
-                    }
-                    (queue.most, queue.refused) = (queue.depth, Some(Instant::now()));
+                    self.refuse(q, &e);
                     return Ok(());
                 }
             }
@@ -415,6 +417,16 @@ impl Ring {
             queue.most = DEPTH_MAX;
         }
         Ok(())
+    }
+
+    /// There is no memory for more entries of a queue.
+    fn refuse(&mut self, q: usize, why: &dyn std::error::Error) {
+        let queue = &mut self.queues[q];
+        if queue.refused.is_none() {
+            tracing::warn!(error = %why, queue = queue.qid, entries = queue.depth,
+                           "no memory for more requests at once: those that wait for the volume may hold up others");
+        }
+        (queue.most, queue.refused) = (queue.depth, Some(Instant::now()));
     }
 
     /// A further entry of a queue, which the kernel does not have yet.
@@ -432,21 +444,31 @@ impl Ring {
 
     fn add(&mut self, q: usize, entry: Entry) -> io::Result<()> {
         self.entries.push(entry);
-        self.queues[q].depth += 1;
-        self.alive += 1;
-        self.give(self.entries.len() - 1, abi::URING_REGISTER)
+        self.enlist(q, self.entries.len() - 1)
     }
 
-    /// An entry that the kernel does not have any more.
+    /// Gives the kernel an entry of a queue that it does not have.
+    fn enlist(&mut self, q: usize, i: usize) -> io::Result<()> {
+        self.queues[q].depth += 1;
+        self.alive += 1;
+        self.give(i, abi::URING_REGISTER)
+    }
+
+    /// An entry that the kernel does not have any more: the queue has one less.
     fn bury(&mut self, i: usize, why: Errno) {
+        if self.entries[i].state == State::Dead {
+            return;
+        }
+        self.entries[i].state = State::Dead;
+        self.alive -= 1;
         if matches!(why, Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED) {
             self.over = true;
-        } else {
-            tracing::error!(error = %why, queue = self.entries[i].qid, "the kernel refused an entry of a ring");
+            return;
         }
-        if self.entries[i].state != State::Dead {
-            self.entries[i].state = State::Dead;
-            self.alive -= 1;
+        tracing::error!(error = %why, queue = self.entries[i].qid, "the kernel refused an entry of a ring");
+        if let Some(q) = self.queue_of(i) {
+            self.queues[q].depth -= 1;
+            self.refuse(q, &why);
         }
     }
 
@@ -664,6 +686,33 @@ mod tests {
         });
         let Some(answered) = answered.join().unwrap() else { return };
         assert_eq!(answered, [State::Deferred, State::Kernel, State::Kernel]);
+    }
+
+    /// The kernel refuses entries when it has them: they do not count as free, and it gets them again some time after that.
+    #[test]
+    fn what_the_kernel_refuses_is_given_to_it_again() {
+        let null = File::options().read(true).write(true).open("/dev/null").unwrap();
+        let grown = thread::spawn(move || {
+            let mut ring = of_null(&null)?;
+            (0..DEPTH - RESERVE).for_each(|i| ring.defer(i).unwrap());
+            ring.grow(0).unwrap();
+            let added = (ring.queues[0].depth, ring.alive);
+            (DEPTH..DEPTH + GROWTH).for_each(|i| ring.bury(i, Errno::NOMEM));
+            let Queue { depth, most, .. } = ring.queues[0];
+            let refused = (depth, most, ring.alive, ring.queues[0].is_crowded());
+            // too soon, and then not
+            ring.defer(DEPTH - RESERVE).unwrap();
+            let soon = ring.queues[0].depth;
+            ring.queues[0].refused = Instant::now().checked_sub(AGAIN);
+            ring.defer(DEPTH - RESERVE + 1).unwrap();
+            let again = (ring.queues[0].depth, ring.queues[0].most, ring.entries.len());
+            Some((added, refused, soon, again))
+        });
+        let Some((added, refused, soon, again)) = grown.join().unwrap() else { return };
+        assert_eq!(added, (DEPTH + GROWTH, RESERVE + GROWTH));
+        assert_eq!(refused, (DEPTH, DEPTH, RESERVE, true));
+        assert_eq!(soon, DEPTH);
+        assert_eq!(again, (DEPTH + GROWTH, DEPTH_MAX, DEPTH + GROWTH), "the same ones");
     }
 
     #[test]
