@@ -9,7 +9,6 @@ use crate::lazy::Lazy;
 use crate::types::*;
 use braidfs_format::Corrupt;
 use braidfs_format::dentry::decode_entries;
-use braidfs_format::geometry::Geometry;
 use braidfs_format::inode::{
     Content, Extent, FIXED_BYTES, Inode, LEAF_REFS_MAX, LeafRef, NAME_MAX, TARGET_MAX, decode_extents, decode_links,
     decode_refs, decode_xattrs, encode_links, encode_xattrs,
@@ -265,9 +264,10 @@ fn bad(node: NodeId, why: String) -> Corrupt {
 
 /// Where blocks of inodes can lie, and how many there can be of one: records that say otherwise are not believed, as memory
 /// grows with what they name.
-#[derive(Debug, Clone, Copy)]
-pub struct Places {
-    pub geometry: Geometry,
+#[derive(Clone, Copy)]
+pub struct Places<'p> {
+    /// Whether so many blocks from there on are data blocks of one group of the domain.
+    pub holds: &'p dyn Fn(BlockAddr, u32) -> bool,
     /// Blocks of the domain.
     pub blocks: u64,
 }
@@ -275,7 +275,7 @@ pub struct Places {
 /// Overflow nodes of an inode, and who reads them.
 struct Overflow<'f> {
     ino: InodeNo,
-    places: Places,
+    places: Places<'f>,
     /// Those that were read: one that is named again and again does not fill memory.
     seen: HashSet<NodeId>,
     fetch: &'f mut dyn FnMut(NodeId) -> Result<NodeRecord>,
@@ -328,8 +328,11 @@ impl Overflow<'_> {
 
     /// Extents that lie where they can.
     fn placed(&self, extents: Vec<Extent>) -> Result<Vec<Extent>> {
-        match extents.iter().find(|e| !self.places.geometry.holds_data(e.addr, u64::from(e.len))) {
-            Some(e) => Err(bad(self.ino.node(), format!("has blocks at {}, where no data can be", e.addr)).into()),
+        match extents.iter().find(|e| !(self.places.holds)(e.addr, e.len)) {
+            Some(e) => {
+                let why = format!("has {} blocks at {}, where no data of its domain can be", e.len, e.addr);
+                Err(bad(self.ino.node(), why).into())
+            }
             None => Ok(extents),
         }
     }
@@ -398,7 +401,7 @@ impl Overflow<'_> {
 pub fn decode_cell(
     rec: &NodeRecord,
     domain: DomainId,
-    places: Places,
+    places: Places<'_>,
     fetch: &mut dyn FnMut(NodeId) -> Result<NodeRecord>,
 ) -> Result<Cell> {
     if rec.kind != NodeKind::Inode {
@@ -412,7 +415,7 @@ pub fn cell_of(
     rec: &NodeRecord,
     i: Inode,
     domain: DomainId,
-    places: Places,
+    places: Places<'_>,
     fetch: &mut dyn FnMut(NodeId) -> Result<NodeRecord>,
 ) -> Result<Cell> {
     let ino = rec.node.inode();

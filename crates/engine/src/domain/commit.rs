@@ -204,6 +204,7 @@ impl Domain {
             });
         }
         self.supersede(&mut records)?;
+        self.space.check_places(&records)?;
         let listed = !orphans.is_empty();
         if listed && !planted(Bug::OrphansLost) {
             records.push(Record::Orphans(orphans));

@@ -105,15 +105,17 @@ impl Domain {
             }
             self.nodes.load(n, &e)
         };
-        let cell = decode_cell(&self.nodes.load(ino.node(), entry)?, self.id, self.places(), &mut fetch)?;
+        let inside = self.space.inside();
+        let holds = |addr, len| inside.holds(addr, len);
+        let cell = decode_cell(&self.nodes.load(ino.node(), entry)?, self.id, self.places(&holds), &mut fetch)?;
         debug_assert!(cell.ino == ino && cell.generation == entry.generation, "{} read for {ino}", cell.ino);
         self.note_if_in_pieces(&cell);
         Ok(cell)
     }
 
-    /// What records of its inodes can name.
-    pub(super) fn places(&self) -> Places {
-        Places { geometry: self.store.geometry(), blocks: self.space.blocks_in_all() }
+    /// What records of its inodes can name, which `holds` says of blocks (`Inside::holds` of its space).
+    pub(super) fn places<'p>(&self, holds: &'p dyn Fn(BlockAddr, u32) -> bool) -> Places<'p> {
+        Places { holds, blocks: self.space.blocks_in_all() }
     }
 
     fn note_if_in_pieces(&self, cell: &Cell) {

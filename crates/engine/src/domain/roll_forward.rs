@@ -99,7 +99,9 @@ impl Domain {
         for r in by_node.values() {
             self.new_generations.lock().insert(r.node, r.generation);
         }
-        cell_of(&record, inode, self.id, self.places(), &mut |n| match by_node.remove(&n) {
+        let inside = self.space.inside();
+        let holds = |addr, len| inside.holds(addr, len);
+        cell_of(&record, inode, self.id, self.places(&holds), &mut |n| match by_node.remove(&n) {
             Some(r) => Ok(r),
             None => self.nodes.load(n, &self.nodes.get(n)?),
         })

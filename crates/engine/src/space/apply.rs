@@ -187,7 +187,7 @@ impl Space {
 
 /// Calls `f` with the parts of a run, which begins at `at`, segment by segment, after checking all of it.
 #[inline]
-fn for_each_piece(
+pub(super) fn for_each_piece(
     (group, first, block): Located<'_>,
     run: Run,
     mut f: impl FnMut(&Arc<Group>, u32, Piece) -> Result<()>,

@@ -29,6 +29,7 @@ mod group;
 mod home;
 mod home_batch;
 mod init;
+mod inside;
 mod limit;
 mod limited;
 pub(crate) mod paired;

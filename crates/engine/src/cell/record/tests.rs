@@ -1,6 +1,7 @@
 //! Records as nobody writes them: they are refused before memory is taken for what they name.
 
 use super::*;
+use braidfs_format::geometry::{Geometry, SEGMENT_BLOCKS};
 use braidfs_format::inode::{encode_extents, encode_refs};
 
 const DIR_MODE: u32 = 0o040_755;
@@ -9,9 +10,15 @@ const NODE: NodeId = NodeId(77);
 /// The longest extent that 16 bytes can tell of.
 const LONGEST: u32 = (1 << 24) - 1;
 
-fn places() -> Places {
-    let geometry = Geometry::new(4 * braidfs_format::geometry::SEGMENT_BLOCKS, 4).unwrap();
-    Places { geometry, blocks: 4 * u64::from(geometry.group_blocks() - geometry.meta_blocks()) }
+fn geometry() -> Geometry {
+    Geometry::new(4 * SEGMENT_BLOCKS, 4).unwrap()
+}
+
+/// All groups are the domain's.
+fn places() -> Places<'static> {
+    let g = geometry();
+    let holds = &|addr, len| geometry().holds_data(addr, u64::from(len));
+    Places { holds, blocks: 4 * u64::from(g.group_blocks() - g.meta_blocks()) }
 }
 
 fn extent(lblk: u64, addr: u64, len: u32) -> Extent {
@@ -52,8 +59,7 @@ fn is_refused(mode: u32, content: Content) {
 
 #[test]
 fn blocks_lie_where_data_can_be() {
-    let p = places();
-    let (g, first) = (p.geometry, u64::from(p.geometry.meta_blocks()));
+    let (g, first) = (geometry(), u64::from(geometry().meta_blocks()));
     let data = g.group_blocks() - g.meta_blocks();
     for mode in [DIR_MODE, FILE_MODE] {
         for e in [
@@ -80,10 +86,10 @@ fn blocks_lie_where_data_can_be() {
 /// Each extent holds by itself, and all name the same blocks.
 #[test]
 fn a_directory_has_no_more_buckets_than_its_domain_has_blocks() {
-    let p = places();
-    let data = p.geometry.group_blocks() - p.geometry.meta_blocks();
+    let g = geometry();
+    let data = g.group_blocks() - g.meta_blocks();
     let many = |n: u64| {
-        let one = |k: u64| extent(k * u64::from(data), p.geometry.meta_blocks().into(), data);
+        let one = |k: u64| extent(k * u64::from(data), g.meta_blocks().into(), data);
         (0..n).map(one).collect::<Vec<_>>()
     };
     is_refused(DIR_MODE, Content::Extents(many(5)));

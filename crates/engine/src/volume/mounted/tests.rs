@@ -1,11 +1,14 @@
 //! Beside a domain that has failed: what the others ask of each other goes on, and what is promised of all is refused.
 
+use crate::cell::Body;
+use crate::cell::extents::Runs;
 use crate::{
-    Cred, Error, FallocMode, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, QuotaOwner, TenantBudget, Volume,
-    mkfs,
+    Cred, Error, FallocMode, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, QuotaOwner, SetAttr, TenantBudget,
+    Volume, mkfs,
 };
 use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
 use braidfs_format::domain::JournalMode;
+use braidfs_format::inode::Extent;
 use std::sync::Arc;
 
 const ROOT: InodeNo = InodeNo::ROOT;
@@ -147,4 +150,63 @@ fn limits_of_directories_beside_a_failed_domain() {
     v.quota_remove(of_limited).unwrap();
     assert!(!has(of_limited));
     assert_eq!(v.getattr(limited).unwrap().ino, limited);
+}
+
+/// A file of the root's domain whose record names, as a forged one may, the block of a file of the domain of `other`.
+fn forged(v: &Volume, other: InodeNo) -> (InodeNo, InodeNo) {
+    let [forged, theirs] = [(ROOT, "forged"), (other, "theirs")].map(|(dir, name)| {
+        let ino = create(v, dir, name, FileKind::File);
+        v.write(&v.open(ino).unwrap(), 0, &[7; 4096]).unwrap();
+        ino
+    });
+    v.sync().unwrap();
+    let cell = |ino| v.mounted().find(ino).unwrap().unwrap();
+    let theirs_lies = match &cell(theirs).state.read().body {
+        Body::File(f) => f.map.get(0).unwrap().addr,
+        _ => panic!("no file"),
+    };
+    match &mut cell(forged).state.write().body {
+        Body::File(f) => {
+            let extent = Extent { lblk: 0, addr: theirs_lies, len: 1, unwritten: false, sums: None };
+            // what it had is nobody's from now on
+            f.map.insert(extent, &mut Runs::new());
+        }
+        _ => panic!("no file"),
+    }
+    assert_ne!(v.domain_of(forged).unwrap(), v.domain_of(theirs).unwrap());
+    (forged, theirs)
+}
+
+fn has_its_data(v: &Volume, ino: InodeNo) {
+    let mut is = [0; 4096];
+    assert_eq!(v.read(&v.open(ino).unwrap(), 0, &mut is).unwrap(), 4096);
+    assert_eq!(is, [7; 4096]);
+}
+
+#[test]
+fn a_file_that_names_blocks_of_another_domain_is_not_opened() {
+    let (device, v, other) = volume();
+    let (forged, theirs) = forged(&v, other);
+    v.setattr(forged, &SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
+    v.unmount().unwrap();
+    let v = Volume::mount(vec![device], MountOptions { background: false, ..MountOptions::default() }).unwrap();
+    let refused = v.open(forged).map(|_| ());
+    assert!(matches!(refused, Err(Error::Corrupt(_))), "{refused:?}");
+    has_its_data(&v, theirs);
+    assert!(v.mounted().domain(theirs).unwrap().failed().is_none(), "it failed with the other one");
+}
+
+/// What no mount could replay does not become durable.
+#[test]
+fn blocks_of_another_domain_are_not_freed() {
+    let (device, v, other) = volume();
+    let (forged, theirs) = forged(&v, other);
+    v.unlink(ROOT, b"forged").unwrap();
+    let refused = v.sync();
+    assert!(refused.is_err(), "blocks of another domain were freed");
+    has_its_data(&v, theirs);
+    v.crash();
+    let v = Volume::mount(vec![device], MountOptions { background: false, ..MountOptions::default() }).unwrap();
+    assert!(v.mounted().domain(forged).unwrap().failed().is_none());
+    has_its_data(&v, theirs);
 }
