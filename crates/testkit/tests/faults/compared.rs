@@ -139,7 +139,11 @@ fn compared_twice(passed: &Passed, hurt: usize, blocks: &Range<u64>, doubted: &m
         is_in_no_journal(passed, hurt, blocks);
     }
     passed.work(&v);
-    if blocks.start % 2 == 1 { v.crash() } else { drop(v.unmount()) }
+    if blocks.start % 2 == 1 {
+        v.crash()
+    } else {
+        drop(v.unmount())
+    }
     let healthy = devices_of(&copies);
     let v = Volume::mount(healthy.clone(), options()).unwrap_or_else(|e| panic!("{what}: {e}"));
     passed.check(&v, &what);
