@@ -6,11 +6,11 @@
 use super::space::{Claim, Used};
 use crate::codes;
 use crate::model::inodes::{Inodes, addr_of};
-use crate::parts::domain::Domain;
+use crate::parts::domain::{Domain, Group};
 use crate::report::Log;
 use braidfs_device::BLOCK_BYTES;
 use braidfs_format::group::{OWNERS_PER_BLOCK, Owner, decode_owners};
-use braidfs_format::{BlockAddr, InodeNo};
+use braidfs_format::{BlockAddr, Geometry, InodeNo};
 use braidfs_store::Store;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet};
@@ -156,6 +156,84 @@ fn winners(on_device: &mut OnDevice<'_>, claims: &[Claim]) -> Vec<(usize, Range<
     out
 }
 
+/// Blocks that an inode names: the place of the first, whose, its logical block, and how many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Named {
+    addr: u64,
+    node: InodeNo,
+    lblk: u64,
+    len: u32,
+}
+
+impl Named {
+    fn end(&self) -> u64 {
+        self.addr + u64::from(self.len)
+    }
+    /// Whose the blocks are, and where logical block 0 would lie.
+    fn key(&self) -> (InodeNo, u64) {
+        (self.node, self.addr.wrapping_sub(self.lblk))
+    }
+}
+
+/// Whose blocks of a group are, by its tables: each was asked for once, however often it is named.
+#[derive(Debug, Default)]
+struct Given {
+    /// By owner and where its logical block 0 would lie: runs that rise.
+    runs: HashMap<(InodeNo, u64), Vec<Range<u64>>>,
+    /// Runs of which nothing can be read: whoever names them has them.
+    unread: Vec<Range<u64>>,
+}
+
+impl Given {
+    /// Of the blocks of `group` that `named`, which is sorted, names.
+    fn read(g: &Geometry, on_device: &mut OnDevice<'_>, group: &Group, named: &[Named]) -> Self {
+        let mut given = Self::default();
+        let mut at = 0;
+        for n in named {
+            for addr in at.max(n.addr)..n.end() {
+                given.block(g, on_device, group, addr);
+            }
+            at = at.max(n.end());
+        }
+        given
+    }
+
+    fn block(&mut self, g: &Geometry, on_device: &mut OnDevice<'_>, group: &Group, addr: u64) {
+        let (_, segment, block) = g.split(BlockAddr(addr));
+        let table = group.segments.as_ref().filter(|_| !group.segments_doubtful);
+        if table.and_then(|t| t.get(segment as usize)).is_some_and(|s| !s.is_valid(block)) {
+            return;
+        }
+        let runs = match on_device.owner(BlockAddr(addr)) {
+            Some(o) => self.runs.entry((o.node, addr.wrapping_sub(o.lblk))).or_default(),
+            None => &mut self.unread,
+        };
+        match runs.last_mut() {
+            Some(run) if run.end == addr => run.end += 1,
+            _ => runs.push(addr..addr + 1),
+        }
+    }
+
+    /// Adds what of `n` is not its inode's to `holes`. Extents of an inode do not overlap: so runs of one key are looked at once.
+    fn missing(&self, n: &Named, holes: &mut Holes) {
+        let of = |runs: &'_ [Range<u64>]| {
+            let first = runs.partition_point(|r| r.end <= n.addr);
+            runs[first..].iter().take_while(|r| r.start < n.end()).cloned().collect::<Vec<_>>()
+        };
+        let mut has = self.runs.get(&n.key()).map_or_else(Vec::new, |runs| of(runs));
+        has.append(&mut of(&self.unread));
+        has.sort_unstable_by_key(|r| r.start);
+        let mut at = n.addr;
+        for run in has.into_iter().chain(std::iter::once(n.end()..n.end())) {
+            if run.start > at {
+                let lblk = |addr: u64| n.lblk + (addr - n.addr);
+                holes.push((n.node, lblk(at)..lblk(run.start)));
+            }
+            at = at.max(run.end);
+        }
+    }
+}
+
 /// Takes blocks from inodes whose records were found again, and from those that `adopted` extent leaves, that the tables do
 /// not give them: the record was an older one, and what lies there now may be anybody's.
 pub fn drop_old_blocks(store: &Store, log: &mut Log, domain: &Domain, adopted: &HashSet<InodeNo>, inodes: &mut Inodes) {
@@ -163,35 +241,25 @@ pub fn drop_old_blocks(store: &Store, log: &mut Log, domain: &Domain, adopted: &
         return;
     }
     let doubted = |node: InodeNo| domain.recovered.contains(&node.node()) || adopted.contains(&node);
-    // Place, inode, logical block and length.
-    let mut extents: Vec<(u64, InodeNo, u64, u32)> = Vec::new();
-    for group in domain.groups.keys() {
-        let found = inodes.extents_in(*group).filter(|h| doubted(h.node));
-        extents.extend(found.map(|h| (addr_of(&store.geometry(), *group, h).0, h.node, h.lblk, h.len)));
-    }
+    let mut whole: Vec<Named> = Vec::new();
     for (node, ino) in inodes.wholes_of(domain).filter(|(n, _)| doubted(*n)) {
-        extents.extend(ino.extents.iter().map(|e| (e.addr.0, node, e.lblk, e.len)));
+        whole.extend(ino.extents.iter().map(|e| Named { addr: e.addr.0, node, lblk: e.lblk, len: e.len }));
     }
-    extents.sort_unstable();
+    whole.sort_unstable();
+    let g = store.geometry();
     let mut on_device = OnDevice::new(store);
     let mut holes = Holes::new();
-    for (first, node, first_lblk, len) in extents {
-        let mut hole: Option<Range<u64>> = None;
-        for i in 0..u64::from(len) {
-            let (addr, lblk) = (BlockAddr(first + i), first_lblk + i);
-            let (group, segment, block) = store.geometry().split(addr);
-            let valid = domain.groups.get(&group).and_then(|g| {
-                let table = g.segments.as_ref().filter(|_| !g.segments_doubtful)?;
-                table.get(segment as usize).map(|s| s.is_valid(block))
-            });
-            let owned = on_device.owner(addr).is_none_or(|o| (o.node, o.lblk) == (node, lblk));
-            if valid != Some(false) && owned {
-                holes.extend(hole.take().map(|h| (node, h)));
-            } else {
-                hole.get_or_insert(lblk..lblk).end = lblk + 1;
-            }
-        }
-        holes.extend(hole.map(|h| (node, h)));
+    for (number, group) in &domain.groups {
+        let start = g.group_start(*number).0;
+        let end = start + u64::from(g.group_blocks());
+        let found = inodes.extents_in(*number).filter(|h| doubted(h.node));
+        let mut named: Vec<Named> =
+            found.map(|h| Named { addr: addr_of(&g, *number, h).0, node: h.node, lblk: h.lblk, len: h.len }).collect();
+        let from = whole.partition_point(|n| n.addr < start);
+        named.extend(whole[from..].iter().take_while(|n| n.addr < end));
+        named.sort_unstable();
+        let given = Given::read(&g, &mut on_device, group, &named);
+        named.iter().for_each(|n| given.missing(n, &mut holes));
     }
     holes.sort_unstable_by_key(|(node, h)| (*node, h.start));
     for of_one in holes.chunk_by(|a, b| a.0 == b.0) {

@@ -9,6 +9,11 @@ const EXTENTS: u64 = 100_000;
 /// A volume with a forged file of [`EXTENTS`] extents, each of one of `blocks` blocks of which the first is that of the honest
 /// file beside it; the model that wrote it, and the number of the forged file.
 fn forged(blocks: u64) -> (Arc<SparseDevice>, Model, InodeNo) {
+    forged_of(EXTENTS, 1, blocks)
+}
+
+/// [`forged`] with so many extents of so many blocks each.
+fn forged_of(extents: u64, len: u32, blocks: u64) -> (Arc<SparseDevice>, Model, InodeNo) {
     let dev = formatted(64, 1, Some(16 << 20));
     let mut m = model(&dev);
     let root = InodeNo::ROOT;
@@ -20,9 +25,10 @@ fn forged(blocks: u64) -> (Arc<SparseDevice>, Model, InodeNo) {
     let ino = m.body(n).unwrap();
     let addr = |i: u64| BlockAddr(first + i % blocks);
     ino.inode.content = Content::Extents(vec![]);
+    let step = 2 * u64::from(len);
     ino.extents =
-        (0..EXTENTS).map(|i| Extent { lblk: 2 * i, addr: addr(i), len: 1, unwritten: false, sums: None }).collect();
-    (ino.inode.size, ino.inode.blocks) = (2 * EXTENTS * BLOCK_BYTES as u64, EXTENTS);
+        (0..extents).map(|i| Extent { lblk: step * i, addr: addr(i), len, unwritten: false, sums: None }).collect();
+    (ino.inode.size, ino.inode.blocks) = (step * extents * BLOCK_BYTES as u64, extents * u64::from(len));
     ino.dirty.extents = true;
     repair::write(&mut m).unwrap();
     (dev, m, n)
@@ -61,4 +67,23 @@ fn blocks_of_an_old_record_take_no_read_each() {
     let told: Vec<u32> = report.findings.iter().filter(|f| f.node == Some(n.0)).map(|f| f.code).collect();
     assert_eq!(told, [codes::NODE_BLOCK_OLD, codes::EXTENT_OLD], "{:#?}", report.findings);
     assert!(reads < EXTENTS / 20, "{reads} reads");
+}
+
+/// Each of the extents names as many blocks as there are: they are asked for once, not once for each extent.
+#[test]
+fn long_extents_of_an_old_record_are_not_gone_through_one_by_one() {
+    let (dev, mut m, n) = forged_of(50_000, 2000, 3);
+    set_written(&mut m, n.node(), |w| w + 1);
+    repair::write(&mut m).unwrap();
+    drop(m);
+    let (report, _) = counted(&dev);
+    let told: Vec<u32> = report.findings.iter().filter(|f| f.node == Some(n.0)).map(|f| f.code).collect();
+    assert_eq!(told, [codes::NODE_BLOCK_OLD, codes::EXTENT_OLD], "{:#?}", report.findings);
+    assert_eq!(run(&dev, &REPAIR).unfixed(), 0);
+    let mut m = model(&dev);
+    assert_eq!(m.log.findings, vec![]);
+    // all but what the honest file has, each block once
+    let honest = find(&mut m, "honest");
+    assert_eq!(m.body(honest).unwrap().extent_blocks(), 3);
+    assert!(m.body(n).unwrap().extent_blocks() <= 2002 - 2);
 }
