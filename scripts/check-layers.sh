@@ -4,7 +4,7 @@
 #     quota > nodes, space > store (the crate) > budget, spending
 #   check: check, image > repair > quick, online, dump > scan > data > model > collect, home > rules > parts > read > pair, report > usage
 # braid/ is the protocol between domains: its files have ranks of their own, its rules use no layer that does I/O.
-# mkfs may use all of the engine; error, panics, lazy, types, numa, device_set, runtime_options, planted, codes and threads are used by all and use none. Modules of one
+# mkfs may use all of the engine; error, panics, lazy, types, numa, device_set, runtime_options, planted, codes, finding and threads are used by all and use none. Modules of one
 # rank may use each other, files of the engine not in a circle (check-circles.py). That the checker does not use the engine cargo sees to. A line ending in `// layering: REASON` is an exception. Exit code 1 and a list when one points upwards.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,7 +17,7 @@ BEGIN {
     set("engine", "cell", 50); set("engine", "domain", 55)
     set("engine", "volume names file attributes fsync", 60); set("engine", "braid/mod braid/entry braid/reconcile braid/stale", 60)
     set("engine", "mkfs", 90); set("engine", "lib", 100)
-    set("check", "codes error threads", 0); set("check", "usage", 5); set("check", "report", 10); set("check", "pair", 15); set("check", "read", 20)
+    set("check", "codes error finding threads", 0); set("check", "usage", 5); set("check", "report", 10); set("check", "pair", 15); set("check", "read", 20)
     set("check", "parts", 25); set("check", "rules", 30); set("check", "collect", 40); set("check", "home", 40)
     set("check", "model", 50); set("check", "data", 55); set("check", "scan", 60); set("check", "quick online dump", 70)
     set("check", "repair", 80); set("check", "check image", 90); set("check", "lib", 100)

@@ -94,7 +94,7 @@ pub fn preen(
         return check_with(devices, &repair, replay, progress, None).map(|(report, _)| report);
     }
     if dirty {
-        prepare::run(devices, replay)?;
+        prepare::run(devices, replay, true)?;
     }
     Ok(report)
 }
@@ -155,7 +155,7 @@ fn check_with(
         if !how.repair {
             devices = devices.into_iter().map(|d| Arc::new(OverlayDevice::new(d)) as Arc<dyn Device>).collect();
         }
-        prepared = prepare::run(&devices, replay)?;
+        prepared = prepare::run(&devices, replay, how.repair)?;
         progress("journal", 1, 1);
     }
     drop(first);
@@ -172,7 +172,8 @@ fn check_with(
             return Ok((FsckReport { notes: prepared.notes, ..held.report }, false));
         }
     }
-    let mut m = scan(&devices, &mut prepared, progress)?;
+    let before = prepared.log.findings.clone();
+    let mut m = scan(&devices, &mut prepared, progress).map_err(|e| e.after(before))?;
     add_found_before(&mut m, &mut prepared);
     if let Some(out) = data {
         data::compare_all(&mut m, out, progress);
@@ -182,11 +183,16 @@ fn check_with(
         let writes = recount || m.domains.iter().any(|d| d.header_dirty);
         return Ok((report, writes));
     }
-    Ok((repair_until_it_holds(&devices, m, report, recount, how, progress)?, false))
+    let found = report.findings.clone();
+    let repaired = repair_until_it_holds(&devices, m, report, recount, how, progress);
+    Ok((repaired.map_err(|e| e.after(found))?, false))
 }
 
 /// Adds what the preparation for the replay found, and the journals that could not be replayed.
 fn add_found_before(m: &mut Model, prepared: &mut Prepared) {
+    // So says the preparation itself, until the repair has ended.
+    let says = |f: &Finding| f.domain.is_some_and(|d| prepared.marked.contains(&d));
+    m.log.findings.retain(|f| f.code != codes::DOMAIN_FAILED || !says(f));
     // What was mended for the replay is no longer found.
     let mut early = std::mem::take(&mut prepared.log.findings);
     early.retain(|e| !m.log.findings.iter().any(|f| (f.code, f.domain, f.node) == (e.code, e.domain, e.node)));
@@ -375,6 +381,7 @@ fn scan_domain(m: &Model, log: &mut Log, domain: &mut Domain) -> Inodes {
 fn scan_with(m: &Model, log: &mut Log, domain: &mut Domain, doubt: bool) -> Inodes {
     let store = &*m.store;
     tables::read_groups(store, log, domain, &m.bat);
+    tables::take_found(store, domain);
     tables::recover_entries(store, log, domain, doubt);
     if domain.header.is_none() {
         repair::rebuild_header(store, domain);

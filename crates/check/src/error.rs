@@ -1,5 +1,6 @@
 //! Why a check, a repair or a dump could not be done. What does not hold on a volume is no error, but a finding.
 
+use crate::finding::Finding;
 use braidfs_format::Corrupt;
 
 /// A [`std::result::Result`] with this crate's [`Error`].
@@ -26,6 +27,37 @@ pub enum Error {
     /// A path leads through something that is no directory.
     #[error("not a directory")]
     NotDir,
+    /// A check or a repair ended before its end, by this error, and had found something. What told of it may be gone from the device.
+    #[error("{why}")]
+    Unfinished {
+        /// Why it ended.
+        why: Box<Error>,
+        /// What was found until then.
+        found: Vec<Finding>,
+    },
+}
+
+impl Error {
+    /// The error behind what was found before.
+    pub(crate) fn after(self, mut before: Vec<Finding>) -> Self {
+        match self {
+            Self::Unfinished { why, mut found } => {
+                found.retain(|f| !before.contains(f));
+                before.append(&mut found);
+                Self::Unfinished { why, found: before }
+            }
+            why if before.is_empty() => why,
+            why => Self::Unfinished { why: Box::new(why), found: before },
+        }
+    }
+
+    /// The error alone, and what was found before it.
+    pub fn into_parts(self) -> (Self, Vec<Finding>) {
+        match self {
+            Self::Unfinished { why, found } => (*why, found),
+            why => (why, Vec::new()),
+        }
+    }
 }
 
 impl From<braidfs_store::Error> for Error {

@@ -55,7 +55,7 @@ pub fn open(devices: &[Arc<dyn Device>], replay: &dyn Replay) -> Result<Volume> 
     if volume.is_dirty() {
         let overlay = |d: &Arc<dyn Device>| Arc::new(OverlayDevice::new(Arc::clone(d))) as Arc<dyn Device>;
         volume.devices = volume.devices.iter().map(overlay).collect();
-        let prepared = prepare::run(&volume.devices, replay)?;
+        let prepared = prepare::run(&volume.devices, replay, false)?;
         (volume.findings, volume.notes) = (prepared.log.findings, prepared.notes);
         volume.sb = read_super(&volume.devices)?.0;
     }

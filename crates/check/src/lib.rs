@@ -19,6 +19,7 @@ mod collect;
 mod data;
 pub mod dump;
 mod error;
+mod finding;
 mod home;
 pub mod image;
 mod model;

@@ -129,7 +129,8 @@ fn mount_with(devices: Vec<Arc<dyn Device>>, paths: &[PathBuf], options: MountOp
 /// As [`explain`], of a check, scrub or dump.
 pub fn explain_check(what: &str, paths: &[PathBuf], e: braidfs_check::Error) -> Failure {
     use braidfs_check::Error as Check;
-    let e = match e {
+    let e = match e.into_parts().0 {
+        Check::Unfinished { why, .. } => Error::Busy(why.to_string()),
         Check::Io(e) => Error::Io(e),
         Check::Corrupt(e) => Error::Corrupt(e),
         Check::NoSpace => Error::NoSpace,

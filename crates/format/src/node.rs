@@ -18,6 +18,9 @@ pub const REMOTE: u8 = 2;
 pub const OVERFLOW: u8 = 4;
 /// Inode of a directory.
 pub const DIR: u8 = 8;
+/// A repair found the record in a node block, since the block of the node table was lost, and has not ended: it may have been
+/// deleted, and what it names may be others' by now. In node tables alone, while a journal is replayed for a check.
+pub const FOUND: u8 = 16;
 
 /// Where the newest durable copy of a node lies. 18 bytes, not 24: programs keep tables of millions in memory. Of fields longer
 /// than two bytes no references can be taken: `{ entry.addr }` copies one.
@@ -28,7 +31,7 @@ pub struct NodeEntry {
     pub addr: BlockAddr,
     /// Index of the record in it.
     pub index: u8,
-    /// [`USED`], [`REMOTE`], [`OVERFLOW`], [`DIR`].
+    /// [`USED`], [`REMOTE`], [`OVERFLOW`], [`DIR`], [`FOUND`].
     pub flags: u8,
     /// Generation of the node in this slot; of a free slot, the last one used.
     pub generation: u32,

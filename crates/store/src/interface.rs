@@ -18,6 +18,9 @@ pub trait Replay: Sync {
     /// Replays the journals of all domains of the volume on `devices`, finishes what operations between domains left to
     /// do, and leaves the volume as an unmount does. What in the journals was cut off by a crash, or is damaged, each in a sentence.
     ///
+    /// A domain whose header says that it has failed is replayed as well where it was not closed, and its header says so still
+    /// then. Of nodes that node tables have as [`FOUND`](braidfs_format::node::FOUND) no entry is made again.
+    ///
     /// # Errors
     /// Where the volume cannot be mounted, or of a device; the volume may then be changed in part.
     fn replay_volume(&self, devices: &[Arc<dyn Device>]) -> Result<Vec<String>, ReplayError>;

@@ -1,7 +1,8 @@
 //! Writes inodes of a model to their domain: records, overflow nodes, directory buckets, each to a free block.
 //!
-//! Nothing that the device refers to is overwritten, so a repair that is interrupted before it writes the tables has
-//! changed nothing.
+//! Nothing that the device refers to is overwritten, as long as there are other blocks: so a repair that is interrupted before it
+//! writes the tables has changed nothing. Where there are none, blocks are taken that the tables still have and nothing in the
+//! model does; before the first of them is written, the domain's header says that a repair goes on, so that the next check looks.
 
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -17,6 +18,7 @@ use braidfs_format::inode::{
     Content, Extent, LEAF_REFS_MAX, LeafRef, encode_extents, encode_links, encode_refs, encode_xattrs,
 };
 use braidfs_format::node::{NodeBlockBuilder, NodeEntry, NodeKind, NodeRecord, OVERFLOW, PAYLOAD_MAX, USED};
+use braidfs_format::super_block::SuperBlock;
 use braidfs_format::{BlockAddr, InodeNo, NodeId};
 use braidfs_store::Store;
 use std::collections::{BTreeMap, HashSet};
@@ -40,6 +42,7 @@ impl Free {
 /// Writes nodes and buckets of one domain.
 struct Writer<'a> {
     store: &'a Store,
+    sb: &'a SuperBlock,
     domain: &'a mut Domain,
     /// State of the groups before anything was written.
     before: BTreeMap<u32, Expected>,
@@ -73,6 +76,7 @@ pub fn write_inodes(m: &mut Model) -> Result<()> {
         let seq = domain.header.map_or(1, |h| h.last_tx.get().max(1));
         let mut w = Writer {
             store: &store,
+            sb: &m.sb,
             before,
             free,
             given: Default::default(),
@@ -110,6 +114,9 @@ impl Writer<'_> {
                 if !used && !(careful && (on_device || e.journal[s])) {
                     self.free.blocks.push(BlockAddr(start + u64::from(at)));
                 }
+            }
+            if !careful && self.free.blocks.iter().any(|b| !self.given.contains(b)) {
+                super::mark_repair(self.store, self.sb, self.domain)?;
             }
         }
     }

@@ -244,7 +244,7 @@ pub fn begin_mending(store: &Store, sb: &SuperBlock, d: &mut Domain) -> Result<(
 }
 
 /// Makes the header of a domain tell of its segment tables as they are on the device, and that its repair has ended; or that
-/// it `goes_on`, for a domain of which a replay is to change nothing.
+/// it `goes_on`, for a domain of which a replay is to change nothing, or in which something was found.
 ///
 /// # Errors
 /// Of the device.
@@ -252,16 +252,30 @@ pub fn end_mending(m: &mut Model, number: usize, goes_on: bool) -> Result<()> {
     let other = set_sum(&m.store, &mut m.domains[number]);
     let d = &mut m.domains[number];
     let Some(h) = &mut d.header else { return Ok(()) };
-    let marked = FAILED | TABLES_SOUND;
     let was = h.flags.get();
-    h.flags = if goes_on { was | marked } else { was & !marked }.into();
-    if other || d.header_dirty || was & FAILED != 0 {
+    let is = if goes_on { was | FAILED | TABLES_SOUND } else { was & !(FAILED | TABLES_SOUND) };
+    h.flags = is.into();
+    if other || d.header_dirty || is != was {
         let flags = h.flags.get();
         let mut pairs = Pairs::new(&m.store);
         write_header(&mut pairs, &m.sb, d, flags)?;
         pairs.settle()?;
     }
     Ok(())
+}
+
+/// Has the header of a domain say that it is being repaired, before something goes that the next check would look for.
+///
+/// # Errors
+/// Of the device.
+pub fn mark_repair(store: &Store, sb: &SuperBlock, d: &mut Domain) -> Result<()> {
+    let marks = in_repair(d);
+    let Some(h) = d.header.as_mut().filter(|h| h.flags.get() & FAILED == 0) else { return Ok(()) };
+    h.flags = (h.flags.get() | marks).into();
+    let flags = h.flags.get();
+    let mut pairs = Pairs::new(store);
+    write_header(&mut pairs, sb, d, flags)?;
+    pairs.settle()
 }
 
 /// Whether the segment table of a group is written for a replay.

@@ -43,45 +43,56 @@ pub struct Prepared {
     pub notes: Vec<String>,
     /// Domains that have failed, with nothing to replay: a replay leaves them alone.
     left_alone: Vec<u16>,
+    /// Domains in which something was found: their headers say that a repair goes on, also behind the replay.
+    pub marked: BTreeSet<u16>,
+    /// Findings are told before what told of them goes.
+    tells: bool,
 }
 
 /// Mends what a replay needs and replays the journals on `devices`. Where one cannot be written, nothing of the journals is given up:
-/// they may hold.
+/// they may hold. `tells`: what is given up for good goes to the log first, as nobody finds it again where this is cut off.
 ///
 /// # Errors
-/// Of a device, or no volume.
-pub fn run(devices: &[Arc<dyn Device>], replay: &dyn Replay) -> Result<Prepared> {
+/// Of a device, or no volume; with what was found until then.
+pub fn run(devices: &[Arc<dyn Device>], replay: &dyn Replay, tells: bool) -> Result<Prepared> {
     let watched: Vec<Arc<WatchedDevice>> = devices.iter().map(|d| Arc::new(WatchedDevice::new(d.clone()))).collect();
     let devices: Vec<Arc<dyn Device>> = watched.iter().map(|w| w.clone() as Arc<dyn Device>).collect();
-    replay_what_holds(&devices, replay, &|| Ok(watched.iter().try_for_each(|w| w.check_written())?))
+    let mut p = Prepared { tells, ..Prepared::default() };
+    let done =
+        replay_what_holds(&devices, replay, &mut p, &|| Ok(watched.iter().try_for_each(|w| w.check_written())?));
+    match done {
+        Ok(()) => Ok(p),
+        Err(e) => Err(e.after(p.log.findings)),
+    }
 }
 
 fn replay_what_holds(
     devices: &[Arc<dyn Device>],
     replay: &dyn Replay,
+    p: &mut Prepared,
     check_written: &dyn Fn() -> Result<()>,
-) -> Result<Prepared> {
-    let mut p = Prepared::default();
-    let sound = tables_first(devices, &mut p)?;
-    torn_copies(&mut p, &sound);
+) -> Result<()> {
+    tables_first(devices, p)?;
     super::prepare_replay(devices)?;
-    note_chunks(devices, &mut p)?;
-    let first = match replay_volume(devices, replay, &p)? {
-        Ok(traces) => return Ok(p.with_notes(traces)),
-        Err(why) => why,
-    };
+    note_chunks(devices, p)?;
+    let Err(first) = replay_and_note(devices, replay, p)? else { return Ok(()) };
     check_written()?;
     tracing::info!("the journals cannot be replayed as they are: {first}");
-    cut_journals(devices, &mut p)?;
-    let e = match replay_volume(devices, replay, &p)? {
-        Ok(traces) => return Ok(p.with_notes(traces)),
-        Err(why) => why,
-    };
+    cut_journals(devices, p)?;
+    let Err(e) = replay_and_note(devices, replay, p)? else { return Ok(()) };
     check_written()?;
     p.log.domain = None;
     p.log.add(codes::REPLAY_FAILED, None, format!("{e}: every journal is replayed by itself"));
-    replay_tables(devices, replay, &mut p, check_written)?;
-    Ok(p)
+    replay_tables(devices, replay, p, check_written)
+}
+
+/// [`replay_volume`], whose traces are noted.
+fn replay_and_note(
+    devices: &[Arc<dyn Device>],
+    replay: &dyn Replay,
+    p: &mut Prepared,
+) -> Result<std::result::Result<(), ReplayError>> {
+    Ok(replay_volume(devices, replay, p)?.map(|traces| p.note(traces)))
 }
 
 /// Replays the journals of all domains. Where one has failed, and is left alone, the unmount tells so, and has left the others as it
@@ -103,13 +114,24 @@ fn replay_volume(
 
 impl Prepared {
     /// What a replay tells: of the chunks that [`note_chunks`] has told of, and of the data that came with them.
-    fn with_notes(mut self, traces: Vec<String>) -> Self {
+    fn note(&mut self, traces: Vec<String>) {
         for t in traces {
             if !self.notes.contains(&t) {
                 self.notes.push(t);
             }
         }
-        self
+    }
+
+    /// What was found in a domain of whose journal something is about to go: it is told, and the header of the domain says that a
+    /// repair goes on.
+    fn before_it_goes(&mut self, m: &mut Model, i: usize, log: &mut Log) -> Result<()> {
+        for f in log.findings.iter().filter(|_| self.tells) {
+            let node = f.node.map_or_else(String::new, |n| format!(" node {n}"));
+            tracing::error!("E{:03} domain {}{node}: {}", f.code, m.domains[i].number, f.message);
+        }
+        self.log.findings.append(&mut log.findings);
+        self.marked.insert(m.domains[i].number);
+        super::mark_repair(&m.store, &m.sb, &mut m.domains[i])
     }
 }
 
@@ -142,9 +164,10 @@ fn make_header(store: &Store, log: &mut Log, domain: &mut Domain) -> bool {
     true
 }
 
-/// Mends the tables of the groups of all domains that are open, or whose headers are lost. Of which of these all tables are as new
-/// as they must be.
-fn tables_first(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<BTreeSet<u16>> {
+/// Mends the tables of the groups of all domains that are open, or whose headers are lost. Where something was found, the header
+/// says from here on that a repair goes on, and nodes that were found again are marked: a check that is cut off later than the
+/// replay would else find nothing, and not know which inodes may have been deleted.
+fn tables_first(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<()> {
     let mut m = volume::read(devices)?;
     p.log.findings.append(&mut m.log.findings);
     let store = Arc::clone(&m.store);
@@ -159,6 +182,7 @@ fn tables_first(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<BTreeSe
     for domain in m.domains.iter_mut().filter(|d| is_open(d) || d.header.is_none()) {
         let mut log = Log::of(domain.number);
         tables::read_groups(&store, &mut log, domain, &m.bat);
+        tables::take_found(&store, domain);
         tables::recover_entries(&store, &mut log, domain, false);
         let lost = domain.header.is_none();
         if lost && !make_header(&store, &mut log, domain) {
@@ -173,6 +197,7 @@ fn tables_first(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<BTreeSe
         if lost || domain.header.is_some_and(|h| h.flags.get() & (FAILED | CLEAN) == FAILED | CLEAN) {
             p.left_alone.push(domain.number);
         }
+        tables::mark_found(&store, domain);
         // a lost one is written last: before that it is lost still
         if !lost {
             super::begin_mending(&store, &sb, domain)?;
@@ -188,12 +213,20 @@ fn tables_first(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<BTreeSe
     // the headers tell of the segment tables
     let old = |d: &Domain| d.groups.values().any(|g| g.counts_wrong);
     let sound = m.domains.iter().filter(|d| is_open(d) && !old(d)).map(|d| d.number).collect();
-    for number in (0..m.domains.len()).filter(|&i| is_open(&m.domains[i])).collect::<Vec<_>>() {
-        let goes_on = p.left_alone.contains(&m.domains[number].number);
-        super::end_mending(&mut m, number, goes_on)?;
+    torn_copies(p, &sound);
+    for i in (0..m.domains.len()).filter(|&i| is_open(&m.domains[i])).collect::<Vec<_>>() {
+        let d = &m.domains[i];
+        let found = p.log.findings.iter().any(|f| f.domain == Some(d.number));
+        let doubted = d.groups.keys().any(|g| p.doubted.contains(g));
+        let recovered = p.recovered.get(&d.number).is_some_and(|r| !r.is_empty());
+        let goes_on = p.left_alone.contains(&d.number) || found || doubted || recovered;
+        if goes_on {
+            p.marked.insert(d.number);
+        }
+        super::end_mending(&mut m, i, goes_on)?;
     }
     store.flush()?;
-    Ok(sound)
+    Ok(())
 }
 
 /// One copy of a pair that does not hold, in a domain of `sound`, is what a checkpoint leaves that the crash cut off: it
@@ -262,22 +295,37 @@ fn replay_tables(
     p: &mut Prepared,
     check_written: &dyn Fn() -> Result<()>,
 ) -> Result<()> {
-    let m = volume::read(devices)?;
-    for d in m.domains.iter().filter(|d| is_dirty(d)) {
-        let mut log = Log::of(d.number);
-        if let Err(e) = replay_domain(&m, replay, d, &mut log) {
-            check_written()?;
-            log.add(codes::REPLAY_FAILED, None, format!("the journal cannot be replayed ({e}) and is given up"));
-            name_ring(&m.store, d, &mut log);
-            super::give_up_journal(&m, d)?;
+    let mut m = volume::read(devices)?;
+    for i in (0..m.domains.len()).filter(|i| is_dirty(&m.domains[*i])).collect::<Vec<_>>() {
+        let mut log = Log::of(m.domains[i].number);
+        p.before_it_goes(&mut m, i, &mut log)?;
+        let done = replay_domain(&m, replay, &m.domains[i], &mut log);
+        match done {
+            Ok(Some(closed)) => {
+                p.before_it_goes(&mut m, i, &mut log)?;
+                super::close_journal(&m, &m.domains[i], closed)?;
+            }
+            Ok(None) => {}
+            Err(e) => {
+                check_written()?;
+                log.add(codes::REPLAY_FAILED, None, format!("the journal cannot be replayed ({e}) and is given up"));
+                name_ring(&m.store, &m.domains[i], &mut log);
+                p.before_it_goes(&mut m, i, &mut log)?;
+                super::give_up_journal(&m, &m.domains[i])?;
+            }
         }
-        p.log.findings.append(&mut log.findings);
     }
     Ok(())
 }
 
-fn replay_domain(m: &Model, replay: &dyn Replay, d: &Domain, log: &mut Log) -> Result<(), ReplayError> {
-    let Some((ring, mut h)) = journal_of(&m.store, d) else { return Ok(()) };
+/// Replays the journal of `d` into its tables: the header that is to be written then.
+fn replay_domain(
+    m: &Model,
+    replay: &dyn Replay,
+    d: &Domain,
+    log: &mut Log,
+) -> Result<Option<DomainHeader>, ReplayError> {
+    let Some((ring, mut h)) = journal_of(&m.store, d) else { return Ok(None) };
     let id = DomainId(d.number);
     let groups: Vec<u32> = (0u32..).zip(&m.bat).filter(|(_, e)| e.domain == Some(id)).map(|(g, _)| g).collect();
     let (chunks, end) = scan(&ring, &h)?;
@@ -289,7 +337,7 @@ fn replay_domain(m: &Model, replay: &dyn Replay, d: &Domain, log: &mut Log) -> R
     // what is repaired is written by a transaction whose number nobody has used
     h.last_tx = h.first_tx(newest).into();
     h.checkpointed_tx = h.last_tx;
-    Ok(super::close_journal(m, d, h)?)
+    Ok(Some(h))
 }
 
 /// The journal of a domain that has something to replay, and its header.
@@ -337,15 +385,16 @@ fn gap(chunks: &[Chunk], last: u64) -> Option<u64> {
 
 /// Cuts journals at their first gap: what comes later is zeroed, and its nodes are named.
 fn cut_journals(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<()> {
-    let m = volume::read(devices)?;
-    for d in &m.domains {
+    let mut m = volume::read(devices)?;
+    for i in 0..m.domains.len() {
+        let d = &m.domains[i];
         let Some((ring, h)) = journal_of(&m.store, d) else { continue };
         let mut log = Log::of(d.number);
         let Ok((chunks, _)) = scan(&ring, &h) else {
             log.add(codes::DOMAIN_OLD, None, "the newest domain header is lost; the journal is given up");
             name_ring(&m.store, d, &mut log);
-            super::give_up_journal(&m, d)?;
-            p.log.findings.append(&mut log.findings);
+            p.before_it_goes(&mut m, i, &mut log)?;
+            super::give_up_journal(&m, &m.domains[i])?;
             continue;
         };
         let Some(tx) = gap(&chunks, h.last_tx.get()) else { continue };
@@ -353,11 +402,11 @@ fn cut_journals(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<()> {
         log.add(codes::REPLAY_FAILED, None, format!("transaction {tx} and what follows it cannot be replayed"));
         let named: BTreeSet<NodeId> = lost.iter().flat_map(|c| nodes_of(c)).collect();
         name(&mut log, named);
+        p.before_it_goes(&mut m, i, &mut log)?;
         for c in lost {
             m.store.write(ring.addr(c.pos), &vec![0u8; c.blocks as usize * BLOCK_BYTES])?;
         }
         m.store.flush()?;
-        p.log.findings.append(&mut log.findings);
     }
     Ok(())
 }

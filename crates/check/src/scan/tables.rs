@@ -9,7 +9,7 @@ use braidfs_format::bat::BatEntry;
 use braidfs_format::domain::{FAILED, TABLES_SOUND};
 use braidfs_format::geometry::{NODES_PER_BLOCK, SEGMENT_BLOCKS};
 use braidfs_format::group::{lost_table, table_sum};
-use braidfs_format::node::{NodeBlock, NodeEntry, NodeKind, OVERFLOW, USED};
+use braidfs_format::node::{FOUND, NodeBlock, NodeEntry, NodeKind, OVERFLOW, USED};
 use braidfs_format::{BlockAddr, InodeNo, NodeId};
 use braidfs_store::Store;
 use std::cmp::Ordering;
@@ -103,6 +103,31 @@ pub fn recover_entries(store: &Store, log: &mut Log, domain: &mut Domain, doubt_
     best.sort_unstable_by_key(|b| b.0);
     for (node, found) in best {
         put(store, log, domain, doubt_all, node, &found);
+    }
+}
+
+/// Marks the nodes that were [found again](recover_entries) on the device, for a check that must look at them though this one does
+/// not end: what the tables had of them is lost.
+pub fn mark_found(store: &Store, domain: &mut Domain) {
+    for node in domain.recovered.iter().copied().collect::<Vec<_>>() {
+        if let Some(entry) = domain.entry(store, node).filter(NodeEntry::used) {
+            domain.set_entry(store, node, NodeEntry { flags: entry.flags | FOUND, ..entry });
+        }
+    }
+}
+
+/// Takes the marks away that [`mark_found`] made, before a replay or in a check that did not end: those nodes count as found now.
+pub fn take_found(store: &Store, domain: &mut Domain) {
+    for group in domain.groups.values_mut() {
+        let found: Vec<u32> =
+            group.entries.used().filter(|(_, e)| e.flags & FOUND != 0).map(|(slot, _)| slot).collect();
+        for slot in found {
+            if let Some(entry) = group.entries.get_mut(slot) {
+                entry.flags &= !FOUND;
+            }
+            group.entries_dirty[(slot / NODES_PER_BLOCK) as usize] = true;
+            domain.recovered.insert(store.geometry().node(group.number, slot));
+        }
     }
 }
 

@@ -74,7 +74,24 @@ pub fn run(args: &Args) -> Outcome {
     };
     bar.finish();
     drop(lease);
-    let report = report.map_err(|e| operational(open::explain_check("cannot check", &paths, e)))?;
+    let report = match report {
+        Ok(report) => report,
+        Err(e) => {
+            let (e, findings) = e.into_parts();
+            // of some of it nothing on the volume may tell any more
+            let found = FsckReport { findings, ..FsckReport::default() };
+            if !found.findings.is_empty() {
+                let place = open::show(&paths);
+                let output = if args.json {
+                    json(&found, fsck_code::OPERATIONAL)
+                } else {
+                    found.findings.iter().map(|f| line(&place, f)).collect::<String>().trim_end().to_owned()
+                };
+                crate::say(format_args!("{output}")).map_err(operational)?;
+            }
+            return Err(operational(open::explain_check("cannot check", &paths, e)));
+        }
+    };
     let code = exit_code(&report);
     let output =
         if args.json { json(&report, code) } else { lines(&report, code, &open::show(&paths), options.repair) };

@@ -9,7 +9,7 @@ use crate::types::*;
 use crate::volume::operation::Op;
 use crate::volume::{MountedVolume, Volume};
 use braidfs_format::domain::NEEDS_GC;
-use braidfs_format::node::{DIR, OVERFLOW, REMOTE};
+use braidfs_format::node::{DIR, FOUND, OVERFLOW, REMOTE};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -55,7 +55,8 @@ impl MountedVolume {
             let mut dirs = Vec::new();
             d.nodes.for_each_used(&mut |n, e| {
                 if e.flags & OVERFLOW == 0 {
-                    if e.flags & REMOTE != 0 {
+                    // what was found again in the place of a lost table may have been deleted: a check sees to that
+                    if e.flags & (REMOTE | FOUND) == REMOTE {
                         remote.push(n.inode());
                     }
                     if e.flags & DIR != 0 {

@@ -83,6 +83,8 @@ pub struct Shared {
     pub serving: AtomicBool,
     /// What users, groups and directories use, and may.
     pub quotas: Quotas,
+    /// A check replays the journals: also those of domains that have failed and were not closed, which have failed still then.
+    pub replays: bool,
     /// Recovery has not made the domains agree yet: tombstones and exchanges in records count.
     pub recovering: AtomicBool,
 }
@@ -127,6 +129,7 @@ impl Shared {
             rates: AtomicBool::new(false),
             serving: AtomicBool::new(false),
             quotas: Quotas::default(),
+            replays: false,
             recovering: AtomicBool::new(true),
             options,
         }

@@ -59,7 +59,8 @@ impl Volume {
         Self::mount_with(devices, options, Purpose::Use)
     }
 
-    /// [`Self::mount`], before a check, which mends what recovery could not read: nobody may change anything in this mount.
+    /// [`Self::mount`], before a check, which mends what recovery could not read: nobody may change anything in this mount. A domain
+    /// that has failed is replayed as well, unless it has nothing to replay, and its header says still that it has failed.
     ///
     /// # Errors
     /// As [`Self::mount`].
@@ -142,7 +143,9 @@ fn open(
     let g = store.geometry();
     let volume = u64::from(g.groups) * u64::from(g.group_blocks()) * BLOCK_BYTES as u64;
     let names = (options.cache_bytes / 64).min(volume / 256).clamp(NAMES_MIN, NAMES_MAX);
-    let shared = Arc::new(Shared::new(options, &sb));
+    let mut shared = Shared::new(options, &sb);
+    shared.replays = replays;
+    let shared = Arc::new(shared);
     let room = super::resize::most_groups(&sb) as usize;
     let most = usize::from(sb.max_domains.get());
     let siblings = Arc::new(Siblings::new(bat.owners(), room, most));
@@ -226,6 +229,7 @@ pub(crate) fn open_domain(
     let mut buf = vec![0u8; 2 * BLOCK_BYTES];
     store.device(0).read(pair, &mut buf).map_err(Error::Io)?;
     let (copy, seq, mut header) = DomainHeader::from_pair(&buf, store.volume, pair, id.0)?;
+    let fails = header.flags.get() & FAILED != 0 && !(shared.replays && header.flags.get() & CLEAN == 0);
     if let Some(lost) = other_copy_lost(&buf, BlockKind::Domain, store.volume, pair, (copy, seq)) {
         // what it does not know of stands in the journal
         tracing::warn!("{id}: {lost}; its journal is replayed");
@@ -246,7 +250,7 @@ pub(crate) fn open_domain(
     }
     let h = HeaderPair { pair, copy, seq, durable: seq, header };
     let (d, rec) = Domain::open(id, store.clone(), shared.clone(), peers.clone(), h, &groups, sb.mlogs.get())?;
-    if header.flags.get() & FAILED != 0 {
+    if fails {
         d.fail(&Error::Busy("it failed before; run fsck.braidfs".into()));
     }
     Ok((Arc::new(d), rec))

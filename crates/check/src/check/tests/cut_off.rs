@@ -1,9 +1,12 @@
 //! Repairs that are cut off: killed, or by a loss of power, which tears what was not flushed.
 
 use super::*;
+use braidfs::{Cred, FileKind, MountOptions, NewNode, Volume};
 use braidfs_device::{Event, MemDevice, RecordDevice};
 use braidfs_format::domain::FAILED;
 use braidfs_format::geometry::NODES_PER_BLOCK;
+use std::collections::BTreeSet;
+use std::time::Duration;
 
 /// Bytes that a device writes at once, or not at all.
 const SECTOR_BYTES: usize = 512;
@@ -209,6 +212,68 @@ fn the_next_boot_ends_what_comes_before_a_replay() {
     assert!(states > 40, "{states} states");
 }
 
+/// A volume of two domains that stopped, of which both copies of the first blocks of the node tables are lost; files and directories
+/// were removed whose records lie beside others'. And the names that it has.
+fn without_node_tables() -> (Arc<SparseDevice>, BTreeSet<String>) {
+    let dev = fresh(32, 2);
+    let mounted = || {
+        let options =
+            MountOptions { background: false, commit_interval: Duration::from_secs(3600), ..MountOptions::default() };
+        Volume::mount(vec![Arc::clone(&dev) as Arc<dyn Device>], options).unwrap()
+    };
+    let (root, me) = (InodeNo::ROOT, Cred::root());
+    let new = |kind| NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" };
+    let make = |v: &Volume, name: &str, kind| v.create(root, name.as_bytes(), &new(kind), &me).unwrap().ino;
+    let v = mounted();
+    let dirs: Vec<InodeNo> = (0..8).map(|i| make(&v, &format!("d{i}"), FileKind::Dir)).collect();
+    assert!(dirs.iter().skip(1).step_by(2).any(|d| v.domain_of(*d).unwrap() != v.domain_of(root).unwrap()));
+    for i in 0..40 {
+        let f = v.open(make(&v, &format!("f{i}"), FileKind::File)).unwrap();
+        v.write(&f, 0, &[i as u8; 5000]).unwrap();
+    }
+    v.unmount().unwrap();
+    let v = mounted();
+    (1..40).step_by(2).for_each(|i| v.unlink(root, format!("f{i}").as_bytes()).unwrap());
+    (1..8).step_by(2).for_each(|i| v.rmdir(root, format!("d{i}").as_bytes()).unwrap());
+    v.unmount().unwrap();
+    let v = mounted();
+    make(&v, "last", FileKind::File);
+    v.sync().unwrap();
+    let crashed = dev.fork();
+    v.crash();
+    let m = volume::read(&[Arc::clone(&crashed) as Arc<dyn Device>]).unwrap();
+    for (group, _) in (0u32..).zip(&m.bat).filter(|(_, e)| e.domain.is_some()) {
+        let pair = m.store.geometry().node_table_addr(group, 0).0;
+        (0..2).for_each(|i| m.store.write(BlockAddr(pair + i), &[1; BLOCK_BYTES]).unwrap());
+    }
+    let there = (0..40).step_by(2).map(|i| format!("f{i}")).chain((0..8).step_by(2).map(|i| format!("d{i}")));
+    (crashed, there.chain(["last".into()]).collect())
+}
+
+/// The names in the root directory.
+fn names_of(dev: &Arc<SparseDevice>) -> BTreeSet<String> {
+    let mut m = model(dev);
+    let root = m.body(InodeNo::ROOT).unwrap();
+    root.entries.iter().map(|e| String::from_utf8_lossy(&e.name).into_owned()).collect()
+}
+
+/// What was removed does not come back by a check that is cut off: the next one knows what was found again, and looks at it.
+#[test]
+fn what_was_found_again_is_known_to_the_next_check() {
+    let (base, there) = without_node_tables();
+    let events = repaired(&base, by_hand);
+    let whole = after(&base, &events, |_| Some(BLOCK_BYTES));
+    assert_eq!((run(&whole, &FORCE).findings, names_of(&whole)), (vec![], there.clone()));
+    let states = each_cut(&base, &events, |dev, cut| {
+        // as the system runs it, which does not force it
+        let again = run(dev, &FsckOptions { repair: true, force: false });
+        assert_eq!(again.unfixed(), 0, "{cut}: {:#?}", again.findings);
+        let left = run(dev, &FORCE);
+        assert_eq!((left.findings, names_of(dev)), (vec![], there.clone()), "{cut}: {:#?}", again.findings);
+    });
+    assert!(states > 40, "{states} states");
+}
+
 /// What a repair began in doubt is in doubt still when it is cut off.
 #[test]
 fn a_doubt_outlives_a_repair_that_is_cut_off() {
@@ -306,8 +371,9 @@ fn a_repair_without_room_changes_nothing() {
     block[100] ^= 1;
     store.write(bucket, &block).unwrap();
     let devices = [Arc::clone(&dev) as Arc<dyn Device>];
-    let refused = check(&devices, &REPAIR, &JournalReplay, &|_, _, _| {});
-    assert!(matches!(refused, Err(crate::Error::NoSpace)), "{refused:?}");
+    let (why, found) = check(&devices, &REPAIR, &JournalReplay, &|_, _, _| {}).unwrap_err().into_parts();
+    assert!(matches!(why, crate::Error::NoSpace), "{why:?}");
+    assert!(found.iter().any(|f| f.code == codes::BUCKET && !f.fixed), "{found:#?}");
     let flags = |d: &Domain| d.header.unwrap().flags.get();
     assert!(
         volume::read(&devices).unwrap().domains.iter().all(|d| flags(d) & FAILED == 0),

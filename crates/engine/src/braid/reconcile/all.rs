@@ -11,7 +11,7 @@ use crate::domain::Domain;
 use crate::error::Error;
 use crate::types::*;
 use braidfs_format::inode::Inode;
-use braidfs_format::node::{NodeEntry, OVERFLOW, REMOTE};
+use braidfs_format::node::{FOUND, NodeEntry, OVERFLOW, REMOTE};
 use std::sync::Arc;
 
 impl Unread {
@@ -62,7 +62,8 @@ impl Pass<'_> {
             let (mut blocks, mut inodes, mut looked) = (0, 0, 0);
             d.nodes.for_each_readable(
                 &mut |node, e| {
-                    if e.flags & (OVERFLOW | REMOTE) != REMOTE {
+                    // nor what was found again in the place of a lost table, and may have been deleted
+                    if e.flags & (OVERFLOW | REMOTE | FOUND) != REMOTE {
                         return;
                     }
                     let done = d.find(node.inode()).and_then(|c| c.map_or(Ok(()), |c| self.relink(&c)));
