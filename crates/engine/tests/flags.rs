@@ -3,8 +3,8 @@
 use braidfs::device::{CountDevice, Device, Image, Keep, MemDevice, RecordDevice};
 use braidfs::format::inode::{APPEND, IMMUTABLE, NOATIME, NOCOW};
 use braidfs::{
-    AtimeMode, Cred, Error, FallocMode, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenFile, RenameMode,
-    SetAttr, SetTime, Timestamp, Volume, XattrMode, mkfs,
+    AtimeMode, Cred, Error, FallocMode, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenFile, OpenHow,
+    RenameMode, SetAttr, SetTime, Timestamp, Volume, XattrMode, mkfs,
 };
 use braidfs_check::{FsckOptions, check};
 use std::sync::Arc;
@@ -96,6 +96,50 @@ fn guarded_file(v: &Volume, f: &OpenFile) {
     refused("exchange", v.rename(root, b"other", root, b"file", RenameMode::Exchange));
     refused("rename with a whiteout", v.rename(root, b"file", root, b"elsewhere", RenameMode::Whiteout));
     refused("rename with a whiteout over", v.rename(root, b"other", root, b"file", RenameMode::Whiteout));
+}
+
+/// As ext4: an immutable file is opened for reading, an append-only one for appending, too.
+#[test]
+fn a_path_is_opened_as_the_flags_let_it() {
+    let v = mount(&formatted(Arc::new(MemDevice::new(8192))), AtimeMode::Noatime);
+    let ino = make(&v, InodeNo::ROOT, "file", FileKind::File);
+    let read = OpenHow { read: true, ..OpenHow::default() };
+    let write = OpenHow { write: true, ..read };
+    let append = OpenHow { append: true, ..write };
+    let cut = |how: OpenHow| OpenHow { truncate: true, ..how };
+    let open = |how| v.open_path(b"/file", how, &Cred::root());
+    flag(&v, ino, IMMUTABLE);
+    for how in [write, append, cut(read), cut(write), cut(append)] {
+        refused("an immutable file", open(how));
+    }
+    open(read).unwrap();
+    flag(&v, ino, APPEND);
+    for how in [write, cut(read), cut(write), cut(append)] {
+        refused("an append-only file", open(how));
+    }
+    open(read).unwrap();
+    v.append(&open(append).unwrap(), b"more").unwrap();
+    flag(&v, ino, 0);
+    open(cut(append)).unwrap();
+    assert_eq!(v.getattr(ino).unwrap().size, 0);
+}
+
+/// As the cut of one that has content.
+#[test]
+fn a_file_without_content_is_cut_by_an_open() {
+    let v = mount(&formatted(Arc::new(MemDevice::new(8192))), AtimeMode::Noatime);
+    let ino = make(&v, InodeNo::ROOT, "file", FileKind::File);
+    let f = v.open(ino).unwrap();
+    v.fallocate(&f, FallocMode::Allocate { keep_size: true }, 0, 1 << 20).unwrap();
+    let past = Some(SetTime::At(Timestamp { sec: 7, nsec: 0 }));
+    let set = SetAttr { mode: Some(0o4777), mtime: past, ctime: past, ..SetAttr::default() };
+    let before = v.setattr(ino, &set).unwrap();
+    assert!(before.sectors >= 2048 && before.size == 0, "{before:?}");
+    let cut = OpenHow { write: true, truncate: true, ..OpenHow::default() };
+    v.open_path(b"/file", cut, &Cred::user(1, 1)).unwrap();
+    let after = v.getattr(ino).unwrap();
+    assert_eq!((after.sectors, after.mode & 0o7777), (0, 0o777));
+    assert!(after.mtime.sec > 7 && after.ctime.sec > 7, "{after:?}");
 }
 
 #[test]

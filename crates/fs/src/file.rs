@@ -3,6 +3,7 @@
 use crate::fs::SharedRef;
 use crate::metadata::timestamp;
 use crate::{Advice, Error, FallocMode, Metadata, Pinned, Result, StatFs, Ticket};
+use braidfs::format::inode::APPEND;
 use braidfs::{Error as Why, OpenFile, SetAttr, SetTime, XattrMode};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::sync::atomic::AtomicU64;
@@ -144,9 +145,13 @@ impl File {
     /// `append` it is the offset that counts, unlike in Linux, where pwrite(2) then appends.
     ///
     /// # Errors
-    /// EBADF where it is not open for writing; ENOSPC; EFBIG.
+    /// EBADF where it is not open for writing; ENOSPC; EFBIG; EPERM where it is immutable, or append-only and opened with `append`.
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<usize> {
         self.check_writable()?;
+        // nobody else has one open for writing that was append-only then
+        if self.append && self.shared.volume.getattr(self.open.ino())?.flags & APPEND != 0 {
+            return Err(Why::Perm.into());
+        }
         Ok(self.shared.volume.write(&self.open, offset, buf)?)
     }
 

@@ -214,6 +214,7 @@ impl Fs {
     pub(crate) fn open_file(&self, path: &Path, options: &OpenOptions) -> Result<File> {
         let mut how = options.how;
         how.write |= options.append;
+        how.append = options.append;
         // as std::fs: open(2) leaves it open what becomes of these
         let changes = how.create || how.exclusive || how.truncate;
         if !how.write && (changes || !how.read) {

@@ -1,6 +1,6 @@
 //! The braidfs library in this process: the same calls without the kernel's file layer.
 //!
-//! Paths start at the root of the volume, with or without a slash. O_DIRECT and O_APPEND mean nothing: there is no page
+//! Paths start at the root of the volume, with or without a slash. O_DIRECT means nothing: there is no page
 //! cache of the kernel to go around, and [`FileSystem::append`] says itself where it writes.
 
 use crate::{FileKind, FileSystem, OpenHow, Stat, Xattr};
@@ -151,10 +151,11 @@ impl FileSystem for Library {
 
     #[inline]
     fn open(&self, path: &CStr, how: OpenHow) -> io::Result<OpenFile> {
-        let OpenHow { read, write, create, exclusive, truncate, no_follow, directory, mode, .. } = how;
+        let OpenHow { read, write, append, create, exclusive, truncate, no_follow, directory, mode, .. } = how;
         let how = braidfs::OpenHow {
             read,
             write,
+            append,
             create,
             exclusive,
             truncate,

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::planted::sharing::{Place, share};
 use crate::types::*;
 use crate::volume::{OpenFile, Volume};
+use braidfs_format::inode::{APPEND, IMMUTABLE};
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -26,6 +27,8 @@ pub struct OpenHow {
     pub read: bool,
     /// O_WRONLY or O_RDWR.
     pub write: bool,
+    /// O_APPEND, with `write`: it is written by [`Volume::append`] alone. So is an append-only file.
+    pub append: bool,
     /// Make the file where there is none (O_CREAT).
     pub create: bool,
     /// Fail where there is one (O_EXCL, with `create`).
@@ -323,10 +326,18 @@ impl Volume {
             FileKind::Dir if how.write || how.create => return Err(Error::IsDir),
             _ => {}
         }
-        let want = if how.read { READ } else { 0 } | if how.write || how.truncate { WRITE } else { 0 };
+        let writes = how.write || how.truncate;
+        let flags = c.state.read().flags;
+        if writes && flags & IMMUTABLE != 0 {
+            return Err(Error::Perm);
+        }
+        let want = if how.read { READ } else { 0 } | if writes { WRITE } else { 0 };
         self.permit_cell(c, cred, want)?;
+        if writes && flags & APPEND != 0 && (!how.append || how.truncate) {
+            return Err(Error::Perm);
+        }
         let Some(f) = self.open_if_there(open()) else { return Ok(None) };
-        if how.truncate && f.cell.kind == FileKind::File && f.cell.state.read().size > 0 {
+        if how.truncate && f.cell.kind == FileKind::File {
             let cut = SetAttr { size: Some(0), kill_suid: !cred.privileged, ..SetAttr::default() };
             self.setattr(f.ino(), &cut)?;
         }
