@@ -241,7 +241,7 @@ static void files(braidfs_volume *v)
 
 static void attributes(braidfs_volume *v)
 {
-	struct braidfs_stat st;
+	struct braidfs_stat st, again;
 	struct braidfs_time past = {-7, 5, 0}, omit = {0, BRAIDFS_TIME_OMIT, 0}, bad = {0, 1000000000, 0};
 	struct braidfs_statvfs fs;
 	char buffer[64];
@@ -251,6 +251,10 @@ static void attributes(braidfs_volume *v)
 	IS(0, braidfs_utimens(v, "x", &omit, &past, 0));
 	IS(-EINVAL, braidfs_utimens(v, "x", &bad, &past, 0));
 	IS(0, braidfs_stat(v, "x", 0, &st));
+	IS(0, braidfs_utimens(v, "x", &omit, &omit, 0));
+	IS(-ENOENT, braidfs_utimens(v, "nowhere", &omit, &omit, BRAIDFS_NOFOLLOW));
+	IS(0, braidfs_stat(v, "x", 0, &again));
+	IS(0, memcmp(&st, &again, sizeof st));
 	IS(S_IFDIR | 0700, st.mode);
 	IS(12, st.uid);
 	IS(getegid(), st.gid);

@@ -287,11 +287,14 @@ impl File {
         self.set(SetAttr { uid, gid, ..SetAttr::default() })
     }
 
-    /// Sets the times of the last access and of the last change of the content; `None` leaves one.
+    /// Sets the times of the last access and of the last change of the content; `None` leaves one, and twice all.
     ///
     /// # Errors
     /// As [`Self::set_permissions`].
     pub fn set_times(&self, accessed: Option<SystemTime>, modified: Option<SystemTime>) -> Result<()> {
+        if accessed.is_none() && modified.is_none() {
+            return Ok(());
+        }
         let at = |t: SystemTime| SetTime::At(timestamp(t));
         self.set(SetAttr { atime: accessed.map(at), mtime: modified.map(at), ..SetAttr::default() })
     }

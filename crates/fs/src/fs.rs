@@ -1,6 +1,5 @@
 //! An open volume, and what is done by path.
 
-use crate::metadata::timestamp;
 use crate::{CloseError, Error, File, FileKind, Metadata, MkfsOptions, OpenOptions, Options, ReadDir, Result};
 use braidfs::{Attr, Cred, Error as Why, OpenFile, RenameMode, SetAttr, StatFs, Ticket, Volume, XattrMode};
 use braidfs_device::{BLOCK_BYTES, Device, FileDevice, MemDevice, open_volume_devices};
@@ -576,7 +575,7 @@ impl Fs {
         self.inode(path.as_ref(), true)?.set_permissions(mode)
     }
 
-    /// Sets the times of the last access and of the last change of the content; `None` leaves one.
+    /// Sets the times of the last access and of the last change of the content; `None` leaves one, and twice all.
     ///
     /// # Errors
     /// As utimensat(2).
@@ -586,9 +585,7 @@ impl Fs {
         accessed: Option<SystemTime>,
         modified: Option<SystemTime>,
     ) -> Result<()> {
-        let at = |t| braidfs::SetTime::At(timestamp(t));
-        let set = SetAttr { atime: accessed.map(at), mtime: modified.map(at), ..SetAttr::default() };
-        self.set_attributes(path, true, &set)
+        self.inode(path.as_ref(), true)?.set_times(accessed, modified)
     }
 
     /// Value of an extended attribute.

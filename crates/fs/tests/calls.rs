@@ -1,6 +1,6 @@
 //! The calls by path and by handle, what they answer and refuse.
 
-use braidfs_fs::{Error, FileKind, Fs, Numa, OpenOptions, Options, RenameMode, XattrMode};
+use braidfs_fs::{Error, FileKind, Fs, Numa, OpenOptions, Options, RenameMode, SetAttr, XattrMode};
 use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
@@ -286,6 +286,21 @@ fn a_listing_goes_on_while_names_change() {
     assert!(listing.next().is_none());
 }
 
+/// What is open for appending when the file becomes append-only, or was opened since, writes at the end alone.
+#[test]
+fn an_append_only_file_is_not_written_over() {
+    let fs = Fs::in_memory(64 << 20, &Options::default()).unwrap();
+    fs.write("log", b"one").unwrap();
+    let set = SetAttr { flags: Some(braidfs::format::inode::APPEND), ..SetAttr::default() };
+    fs.set_attributes("log", true, &set).unwrap();
+    assert_eq!(OpenOptions::new().write(true).open(&fs, "log").unwrap_err().errno(), 1);
+    assert_eq!(OpenOptions::new().append(true).truncate(true).open(&fs, "log").unwrap_err().errno(), 1);
+    let mut log = OpenOptions::new().append(true).open(&fs, "log").unwrap();
+    assert_eq!(log.write_at(b"ONE", 0).unwrap_err().errno(), 1);
+    log.write_all(b" two").unwrap();
+    assert_eq!(fs.read("log").unwrap(), b"one two");
+}
+
 #[test]
 fn attributes_and_copies() {
     let options = Options::default().with_owner(7, 8).with_umask(0o027);
@@ -299,6 +314,12 @@ fn attributes_and_copies() {
     let m = fs.metadata("f").unwrap();
     assert_eq!((m.modified(), m.permissions()), (long_ago, 0o4755));
     assert!(m.accessed() > UNIX_EPOCH && m.created() <= m.changed());
+    fs.set_times("f", None, None).unwrap();
+    fs.open_read("f").unwrap().set_times(None, None).unwrap();
+    assert_eq!(fs.metadata("f").unwrap(), m, "nothing was set");
+    assert_eq!(fs.set_times("nowhere", None, None).unwrap_err().errno(), 2);
+    assert_eq!(fs.set_xattr("f", true, b"user.\0k", b"v", XattrMode::Create).unwrap_err().errno(), 22);
+    assert_eq!(fs.xattr("f", true, b"user.\0k").unwrap_err().errno(), 22);
     fs.set_xattr("f", true, b"user.k", b"v", XattrMode::Create).unwrap();
     assert_eq!(fs.xattr("f", true, b"user.k").unwrap(), b"v");
     assert_eq!(fs.xattrs("f", true).unwrap(), [b"user.k"]);
