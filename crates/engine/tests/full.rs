@@ -240,6 +240,37 @@ fn files_with_long_attributes_count_for_a_directory_while_nothing_is_free() {
     empties(device, v);
 }
 
+/// Files of long attributes and many extents go with their names where the journal has room for what they free, and nothing but
+/// that: left for later they would be written whole once more, for which nobody has asked for blocks.
+#[test]
+fn files_with_long_attributes_and_many_extents_go_while_nothing_is_free() {
+    let pieces = |v: &Volume, name: &str, n: u64| {
+        let f = file(v, ROOT, name);
+        (0..n).for_each(|i| assert_eq!(v.write(&f, i * 8192, &[1; 4096]).unwrap(), 4096));
+        f.ino()
+    };
+    for others in 12..16 {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(BLOCKS / 4));
+        let o = MkfsOptions { domains: Some(2), journal_bytes: Some(128 << 10), ..MkfsOptions::default() };
+        mkfs::format(std::slice::from_ref(&device), &o).unwrap();
+        let v = Volume::mount(vec![device.clone()], options()).unwrap();
+        for n in 0..2 {
+            let ino = pieces(&v, &format!("long{n}"), 300);
+            v.setxattr(ino, b"user.long", &[7; 60_000], XattrMode::Set).unwrap();
+        }
+        (0..others).for_each(|n| _ = pieces(&v, &format!("{n}"), 60));
+        (0..500).for_each(|n| _ = make(&v, ROOT, &format!("empty{n}"), FileKind::File, b"").unwrap());
+        fill(&v, &file(&v, ROOT, "large"));
+        v.commit_domain(braidfs::DomainId(0), true).unwrap();
+        // the running transaction takes more and more of the journal
+        let unlink = |name: String| v.unlink(ROOT, name.as_bytes()).unwrap();
+        (0..others).for_each(|n| unlink(format!("{n}")));
+        (0..500).for_each(|n| unlink(format!("empty{n}")));
+        (0..2).for_each(|n| unlink(format!("long{n}")));
+        empties(device, v);
+    }
+}
+
 /// Files without a name that are open are listed in each commit: the journal has room for so many, and more are refused.
 #[test]
 fn open_files_without_a_name_do_not_fill_the_journal() {

@@ -51,6 +51,11 @@ impl Enter<'_> {
         true
     }
 
+    /// Whether so much was announced ([`Self::expect_pieces`]).
+    pub fn expects(&self, pieces: usize) -> bool {
+        pieces > FEW_PIECES && self.expected.get() >= pieces * tx::PAGE_COST
+    }
+
     /// The running transaction.
     pub fn tx(&self) -> &Tx {
         &self.guard

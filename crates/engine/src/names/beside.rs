@@ -207,7 +207,7 @@ impl MountedVolume {
             return Ok(None);
         }
         // (the directory is the transaction's by now)
-        if !self.goes_with_name(&c, &st) && op.lacks(&c, &mut st).is_some() {
+        if !self.goes_with_name(&c, &st) && op.lacks(&c, &mut st).is_some() || !self.expect_to_go(&op, &c, &st) {
             return Ok(None);
         }
         let hash = self.hash(name);

@@ -78,6 +78,11 @@ impl Drop for Ended<'_> {
     }
 }
 
+/// What is freed one by one where the inode goes.
+fn extents_of(st: &State) -> usize {
+    if let Body::File(f) = &st.body { f.map.extent_count() } else { 0 }
+}
+
 impl MountedVolume {
     /// Whether the inode may lose a name. One that is open or held, or `waits` for who takes the name, stays without, and each
     /// commit lists all that do in the journal: no where that has no room for more of them. The caller lets everything go,
@@ -98,7 +103,16 @@ impl MountedVolume {
     /// not asked ([`Op::is_short`]).
     pub(super) fn goes_with_name(&self, c: &Cell, st: &State) -> bool {
         let is_last = c.kind == FileKind::Dir || st.nlink <= 1;
-        Op::is_short(st) || is_last && !c.is_open() && !self.held.holds(c) && st.durability.tombstones().is_empty()
+        let goes = is_last && !c.is_open() && !self.held.holds(c) && st.durability.tombstones().is_empty();
+        Op::is_short(st) || goes && extents_of(st) <= self.dom(c.domain).pieces_max()
+    }
+
+    /// Announces what an inode of a long record frees as it goes with its name ([`Self::goes_with_name`]), which then needs no
+    /// blocks: left for later it would be written whole. False where the journal has too little room now: the caller lets
+    /// everything go, has [`crate::domain::Domain::make_journal_room`] make some, and begins again.
+    #[must_use]
+    pub(super) fn expect_to_go(&self, op: &Op<'_>, c: &Cell, st: &State) -> bool {
+        Op::is_short(st) || !self.goes_with_name(c, st) || op.enter(c.domain).expect_pieces(extents_of(st))
     }
 
     /// Deletes replaced files of a domain whose journal has no room for more inodes without a name. Not inside a gate.
@@ -161,8 +175,8 @@ impl MountedVolume {
     /// Deletes an inode without a name. One of very many extents is left for [`Self::reap_zombies`], which does it in
     /// several transactions, or in a later one where the journal has too little room for it now. `cell` is touched.
     pub(crate) fn delete(&self, e: &Enter<'_>, cell: &Arc<Cell>, st: &mut State) {
-        let extents = if let Body::File(f) = &st.body { f.map.extent_count() } else { 0 };
-        if extents > e.domain.pieces_max() || !e.expect_pieces(extents) {
+        let extents = extents_of(st);
+        if extents > e.domain.pieces_max() || !(e.expects(extents) || e.expect_pieces(extents)) {
             cell.nameless.store(true, Ordering::SeqCst);
             e.domain.orphans.insert(cell.ino);
             self.zombies.lock().push(cell.clone());

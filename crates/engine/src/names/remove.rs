@@ -106,6 +106,11 @@ impl MountedVolume {
                 blocks = REMOVE_BLOCKS + more;
                 continue;
             }
+            if !i.expect_to_go(&op, &c, &st) {
+                drop((st, dst, op));
+                i.dom(c.domain).make_journal_room()?;
+                continue;
+            }
             if i.exchanging(&st) {
                 drop((st, dst, op));
                 i.commit_exchange(&c)?;
