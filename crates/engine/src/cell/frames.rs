@@ -7,8 +7,8 @@
 //! in lists that threads share out among them; behind these stands the pool of chunks ([`pool`]). A chunk that is wholly free goes
 //! back to the system, but for two and those that were in use a moment ago: the kernel clears what it gives, which takes
 //! several times as long as a copy of data to it, and keeps others off the processor meanwhile. So what is mapped is bound by
-//! what was in use in the last seconds. When the last volume of the process ends ([`Used`]), all that is free goes back, but for two
-//! chunks of a pool.
+//! what was in use in the last seconds. When the last volume of the process ends ([`Used`]), all that is free goes
+//! back, but for two chunks of a pool.
 //!
 //! Of a machine with several NUMA nodes there are lists and a pool for each ([`homes`]); a chunk says whose it is, and its
 //! frames come back there. What belongs nowhere, and all where there is one node, comes from the lists and the pool here.

@@ -353,8 +353,8 @@ impl Ring {
         for letter in letters.drain(..) {
             let i = letter.entry as usize;
             let entry = &mut self.entries[i];
-            // Of a request that was answered otherwise, as where its handler has panicked: the entry has another one, or none. (Memory
-            // comes back before that.)
+            // Of a request that was answered otherwise, as where its handler has panicked: the entry has another one, or
+            // none. (Memory comes back before that.)
             if entry.state != State::Deferred || entry.request != letter.request {
                 continue;
             }
@@ -662,8 +662,8 @@ mod tests {
         assert_eq!(grown, (DEPTH, DEPTH, DEPTH + GROWTH, DEPTH_MAX));
     }
 
-    /// A handler has passed the duty to answer on, and has failed itself: that is the answer. What comes later is not that of whoever
-    /// has the entry then.
+    /// A handler has passed the duty to answer on, and has failed itself: that is the answer. What comes later is not that
+    /// of whoever has the entry then.
     #[test]
     fn a_second_answer_is_not_the_next_requests() {
         let null = File::options().read(true).write(true).open("/dev/null").unwrap();
