@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 
 const READ: OpenHow = OpenHow {
     read: true,
+    append: false,
     write: false,
     create: false,
     exclusive: false,
