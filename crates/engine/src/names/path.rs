@@ -327,13 +327,13 @@ impl Volume {
             _ => {}
         }
         let writes = how.write || how.truncate;
-        let flags = c.state.read().flags;
-        if writes && flags & IMMUTABLE != 0 {
+        let flags = if writes { c.state.read().flags } else { 0 };
+        if flags & IMMUTABLE != 0 {
             return Err(Error::Perm);
         }
         let want = if how.read { READ } else { 0 } | if writes { WRITE } else { 0 };
         self.permit_cell(c, cred, want)?;
-        if writes && flags & APPEND != 0 && (!how.append || how.truncate) {
+        if flags & APPEND != 0 && (!how.append || how.truncate) {
             return Err(Error::Perm);
         }
         let Some(f) = self.open_if_there(open()) else { return Ok(None) };

@@ -311,7 +311,9 @@ impl MountedVolume {
     /// tombstone is forgotten. Nor in those where something could not be read: it may be there again in a moment.
     fn end_what_is_doubtful(&self, unread: &Unread) {
         let count = unread.count;
-        let why = format!("{count} inodes or blocks of node tables could not be read to compare links between domains");
+        let why = format!(
+            "{count} inodes or blocks of node tables could not be read to compare links between domains; run fsck.braidfs"
+        );
         for d in self.domains.iter().filter(|d| d.has_passed_failure() || unread.domains.contains(&d.id)) {
             d.fail(&Error::Busy(why.clone()));
         }
