@@ -258,11 +258,18 @@ fn set_times(st: &mut State, set: &SetAttr, now: Timestamp) {
 
 /// Refuses times that no record can have: it would not be read again.
 fn check_times(set: &SetAttr) -> Result<()> {
-    let over = |t: &SetTime| matches!(t, SetTime::At(t) if t.nsec >= 1_000_000_000);
-    if [set.atime, set.mtime, set.ctime].iter().flatten().any(over) {
+    let has_one = |t: &Option<SetTime>| if let Some(SetTime::At(t)) = t { is_over(t) } else { false };
+    if has_one(&set.atime) || has_one(&set.mtime) || has_one(&set.ctime) {
         return Err(Error::Invalid("a time of 10^9 nanoseconds or more"));
     }
     Ok(())
+}
+
+/// Not part of who calls it: the compiler would look at the time first, and then whether there is one, which checkers of memory take
+/// for a mistake.
+#[inline(never)]
+fn is_over(t: &Timestamp) -> bool {
+    t.nsec >= 1_000_000_000
 }
 
 /// Whether nothing but times is set.
