@@ -90,7 +90,7 @@ aging: deps ## file systems that age: filled to 70 to 95 %, overwritten and chur
 # Mount tests, and those of the packages, wait half of their time: the heavy tests have what they leave of the cores.
 # What is skipped is noted in a file of this run, and listed at its end.
 test: export BRAIDFS_SKIPS := $(abspath $(TARGET))/skipped-$(shell echo $$PPID).txt
-test: deps-test layers api fmt clippy doc unit ## everything that must pass before a change goes in (15 to 20 minutes on two cores, compiling included; BRAIDFS_NO_SKIP=1: and run)
+test: deps-test layers api fmt clippy doc unit ## everything that must pass before a change goes in (18 to 20 minutes on two cores, compiling included; BRAIDFS_NO_SKIP=1: and run)
 	@$(MAKE) --no-print-directory -j2 mount-then-packages heavy-beside
 	@scripts/skipped.py list
 

@@ -9,6 +9,8 @@ pub mod background;
 pub mod claim;
 mod cleaner;
 mod compaction;
+#[cfg(test)]
+pub(crate) mod crowd;
 pub mod device_use;
 mod domains;
 pub mod drain;

@@ -1,6 +1,7 @@
 //! Files that have as many extents as they can: what would make more is refused, and no commit fails.
 
 use crate::cell::Body;
+use crate::volume::crowd::at_once;
 use crate::{
     Cred, Error, FallocMode, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenFile, SetAttr, Volume, mkfs,
 };
@@ -136,31 +137,6 @@ fn the_journal_has_room_for_what_is_allocated_in_pieces() {
         Body::File(b) => b.map.extent_count() as u64,
         _ => 0,
     };
-    // as full as it may be for one more to be admitted
-    d.checkpoint().unwrap();
-    for n in 0u64.. {
-        if (d.journal.used() + 10) * 8 > d.journal.blocks() * 5 {
-            break;
-        }
-        v.write(&files[0], 0, &n.to_le_bytes()).unwrap();
-        v.mounted().dom(d.id).flush_cell(&files[0].cell).unwrap();
-        d.commit().unwrap();
-    }
-    // all are inside the gate before the first goes on
-    let locked: Vec<_> = files.iter().map(|f| f.cell.state.read()).collect();
-    let threads: Vec<_> = files
-        .iter()
-        .map(|f| {
-            let (v, ino) = (v.clone(), f.ino());
-            std::thread::spawn(move || v.fallocate(&v.open(ino)?, ALLOCATE, 0, blocks * BLOCK))
-        })
-        .collect();
-    std::thread::sleep(std::time::Duration::from_millis(500));
-    drop(locked);
-    for t in threads {
-        t.join().unwrap().unwrap();
-    }
-    v.sync().unwrap();
-    assert_eq!(d.failed(), None);
+    at_once(&v, &files, move |v, ino| v.fallocate(&v.open(ino)?, ALLOCATE, 0, blocks * BLOCK));
     assert!(files.iter().all(|f| extents(f) >= blocks), "{} of {blocks}", extents(&files[0]));
 }

@@ -4,6 +4,7 @@ use super::*;
 use crate::braid::entry::{By, Edit};
 use crate::cell::Body;
 use crate::names::asker::Asker;
+use crate::volume::crowd::at_once;
 use crate::volume::operation::Op;
 use crate::{Cred, Error, MkfsOptions, MountOptions, OpenFile, Volume};
 use braidfs_device::{Device, MemDevice};
@@ -204,33 +205,7 @@ fn the_journal_has_room_for_what_was_admitted() {
         _ => 0,
     };
     assert!(files.iter().all(|f| extents(f) == pieces), "{} of {pieces}", extents(&files[0]));
-    // as full as it may be for one more to be admitted
-    d.checkpoint().unwrap();
-    let blocks = d.journal.blocks();
-    for n in 0u64.. {
-        if (d.journal.used() + 10) * 8 > blocks * 5 {
-            break;
-        }
-        v.write(&files[0], 0, &n.to_le_bytes()).unwrap();
-        v.mounted().dom(d.id).flush_cell(&files[0].cell).unwrap();
-        d.commit().unwrap();
-    }
-    // all are inside the gate before the first goes on
-    let locked: Vec<_> = files.iter().map(|f| f.cell.state.read()).collect();
-    let threads: Vec<_> = files
-        .iter()
-        .map(|f| {
-            let (v, ino) = (v.clone(), f.ino());
-            std::thread::spawn(move || v.setattr(ino, &SetAttr { size: Some(0), ..SetAttr::default() }))
-        })
-        .collect();
-    std::thread::sleep(Duration::from_millis(500));
-    drop(locked);
-    for t in threads {
-        t.join().unwrap().unwrap();
-    }
-    v.sync().unwrap();
-    assert_eq!(d.failed(), None);
+    at_once(&v, &files, |v, ino| v.setattr(ino, &SetAttr { size: Some(0), ..SetAttr::default() }).map(drop));
     assert!(files.iter().all(|f| extents(f) == 0));
 }
 
