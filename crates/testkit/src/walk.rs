@@ -38,6 +38,16 @@ pub struct SeenNode {
     pub links: BTreeSet<(Key, Vec<u8>)>,
 }
 
+impl SeenNode {
+    /// What differs from the same inode, read at another time.
+    pub fn difference(&self, later: &Self) -> Option<String> {
+        let data = difference(&later.data, &self.data);
+        let (a, b) =
+            (Self { data: Sparse::default(), ..self.clone() }, Self { data: Sparse::default(), ..later.clone() });
+        if a != b { Some(format!("{a:?}, then {b:?}")) } else { data }
+    }
+}
+
 /// Everything that can be reached from the root.
 #[derive(Clone, Debug, PartialEq, Hash)]
 pub struct Seen {
