@@ -16,7 +16,8 @@
 //! ask, as in 1, appends to an append-only file, too, and has the next mount run with OPEN.
 //!
 //! Does not promise: to refuse a `write` of `io_uring`, or of a thread that `/proc` does not show; what it writes is kept.
-//! That the new change time is shown: not while the file is open, not before Linux 6.18, and some 0.1 ms late.
+//! That the new change time is shown: not while the file is open, not before Linux 6.18, some 0.1 ms late, and up to
+//! half a second (or until the next close) where somebody's call or an O_PATH descriptor has the name just then.
 
 use crate::abi;
 use crate::channel::Channel;
@@ -36,9 +37,10 @@ use std::time::Duration;
 
 /// After a RELEASE the kernel still has to let go of the name: when inodes are dropped, and once more.
 const DROP_AFTER: [Duration; 2] = [Duration::from_micros(200), Duration::from_millis(2)];
-/// Without RELEASE: so often it is tried, so long apart.
-const TRIES: u32 = 10;
-const APART: Duration = Duration::from_millis(2);
+/// Without RELEASE, and where that was not enough since somebody was just looking at the file: so often it is tried, so long apart
+/// first and at last.
+const TRIES: u32 = 12;
+const APART: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(64)];
 
 /// More are not remembered (a `chattr -R` of a large tree): then those that are not immutable are forgotten.
 const KEPT: usize = 1 << 16;
@@ -64,7 +66,7 @@ pub(crate) struct Flagged {
     met: AtomicBool,
     /// To be dropped from the kernel's memory; where there are some, a helper thread has a job for it.
     drop: Mutex<Vec<WireId>, rank::FlaggedDrop>,
-    /// The same where the kernel does not tell of closes: how often each is still tried.
+    /// The same, one after the other, without a close that tells when: how often each is still tried.
     tries: Mutex<Vec<(WireId, u32)>, rank::FlaggedTries>,
 }
 
@@ -132,7 +134,7 @@ impl Flagged {
         self.any() && self.files.lock().get(&ino.0).is_some_and(|c| c.unseen)
     }
 
-    /// It is being told, or has asked anew; or where `unseen` it did not let go of the file.
+    /// It has asked anew, or will be told; or where `unseen` it has not let go of the file yet.
     pub fn set_unseen(&self, ino: InodeNo, unseen: bool) {
         if self.any()
             && let Some(change) = self.files.lock().get_mut(&ino.0)
@@ -202,33 +204,38 @@ impl BraidFs {
 
     /// As [`Self::show_change`], where the kernel does not tell when the descriptor is closed: right after the change.
     pub(crate) fn show_change_soon(&self, id: WireId, channel: &Arc<Channel>) {
-        if self.negotiated.opens() || self.negotiated.minor < abi::MINOR_PRUNE {
-            return;
+        if !self.negotiated.opens() && self.negotiated.minor >= abi::MINOR_PRUNE {
+            self.keep_trying(&[id], channel);
         }
+    }
+
+    /// Has the kernel drop inodes by and by.
+    fn keep_trying(&self, ids: &[WireId], channel: &Arc<Channel>) {
         let mut tries = self.flagged.tries.lock();
-        if tries.len() < KEPT {
-            tries.push((id, TRIES));
-        }
-        if tries.len() == 1 {
-            self.try_to_drop(channel.clone());
+        let first = tries.is_empty();
+        let room = KEPT - tries.len().min(KEPT);
+        tries.extend(ids.iter().take(room).map(|id| (*id, TRIES)));
+        if first && !tries.is_empty() {
+            self.try_to_drop(channel.clone(), APART[0]);
         }
     }
 
     /// Has the kernel drop those inodes that nobody uses, and tries again with the others: all together, there is other
     /// work.
-    fn try_to_drop(&self, channel: Arc<Channel>) {
+    fn try_to_drop(&self, channel: Arc<Channel>, pause: Duration) {
         let work = move |fs: &BraidFs| {
-            std::thread::sleep(APART);
-            let tried = std::mem::take(&mut *fs.flagged.tries.lock());
+            std::thread::sleep(pause);
+            let mut tried = std::mem::take(&mut *fs.flagged.tries.lock());
+            // what was tried before may be done by now
+            tried.retain(|(id, left)| *left == TRIES || fs.is_to_be_dropped(id.ino()));
             channel.prune(&tried.iter().map(|(id, _)| *id).collect::<Vec<_>>());
-            let again = tried.into_iter().map(|(id, left)| (id, left - 1));
-            let again: Vec<_> = again.filter(|(id, left)| *left > 0 && fs.vol.is_held(id.ino())).collect();
+            let again = tried.into_iter().map(|(id, left)| (id, left - 1)).filter(|(_, left)| *left > 0);
             let mut tries = fs.flagged.tries.lock();
-            // else there is a job by now
-            let first = tries.is_empty() && !again.is_empty();
+            let new = !tries.is_empty();
             tries.extend(again);
-            if first {
-                fs.try_to_drop(channel);
+            // with new ones there is a job by now
+            if !new && !tries.is_empty() {
+                fs.try_to_drop(channel, (pause * 2).min(APART[1]));
             }
         };
         // Not sent only where the mount is ending.
@@ -238,12 +245,11 @@ impl BraidFs {
     /// A descriptor of a file was closed: where it was the last one since its flags changed, or since it was written
     /// past the kernel's cache ([`crate::past_cache`]), the kernel is made to forget what it knows.
     pub(crate) fn show_change(&self, id: WireId, channel: &Arc<Channel>) {
-        let ino = id.ino();
-        let unseen = self.flagged.is_unseen(ino) || self.past_cache.is_unseen(ino);
-        if !unseen || self.negotiated.minor < abi::MINOR_PRUNE || self.vol.is_open(ino) {
+        if self.negotiated.minor < abi::MINOR_PRUNE || !self.is_to_be_dropped(id.ino()) {
             return;
         }
-        self.set_unseen(ino, false);
+        // of several closes the first one sees to it
+        self.set_unseen(id.ino(), false);
         let mut list = self.flagged.drop.lock();
         list.push(id);
         if list.len() == 1 {
@@ -251,14 +257,21 @@ impl BraidFs {
             // Not sent only where the mount is ending.
             self.jobs.send(Kind::Drops, Whose::Mount, move |fs| {
                 std::thread::sleep(DROP_AFTER[0]);
-                let ids = std::mem::take(&mut *fs.flagged.drop.lock());
+                let mut ids = std::mem::take(&mut *fs.flagged.drop.lock());
+                // until the kernel forgets it: whoever opens it meanwhile tries again at the close
+                ids.iter().for_each(|id| fs.set_unseen(id.ino(), true));
                 channel.prune(&ids);
                 std::thread::sleep(DROP_AFTER[1]);
-                // somebody has opened it since: the close of that tries again
-                ids.iter().filter(|id| fs.vol.is_held(id.ino())).for_each(|id| fs.set_unseen(id.ino(), true));
+                ids.retain(|id| fs.is_to_be_dropped(id.ino()));
                 channel.prune(&ids);
+                fs.keep_trying(&ids, &channel);
             });
         }
+    }
+
+    /// Whether the kernel knows an older change time of a file than there is, and nobody has it open.
+    fn is_to_be_dropped(&self, ino: InodeNo) -> bool {
+        (self.flagged.is_unseen(ino) || self.past_cache.is_unseen(ino)) && !self.vol.is_open(ino)
     }
 
     fn set_unseen(&self, ino: InodeNo, unseen: bool) {
