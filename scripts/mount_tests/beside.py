@@ -149,6 +149,31 @@ def making_names_leaves_what_was_accepted(volume, _top):
                 is_kept(own, fd, piece * 6)
 
 
+@check(seconds=240)
+def moving_names_leaves_what_was_accepted(volume, _top):
+    """Names of few bytes become long ones in another directory, until there is no space, beside a file that was granted room."""
+    piece, count = os.urandom(MIB), 16_000
+    for options, left, held in ((), 4, 3), (("fileflags",), 8, 6):
+        with with_little_room(volume, *options, size=96 * MIB) as own:
+            fd, (old, to), moved = new(own.mnt / "held"), (own.mnt / "old", own.mnt / "new"), 0
+            old.mkdir()
+            to.mkdir()
+            for n in range(count):
+                os.mknod(old / f"{n}")
+            own.settle()
+            leave(own, left * MIB)
+            write_all(fd, piece, held)
+            with no_space_allowed():
+                for n in range(count):
+                    os.rename(old / f"{n}", to / f"{n}{'n' * 240}")
+                    moved += 1
+            must(1100 < moved < count, f"{options}: {moved} names moved")
+            # what replaces a file needs no room
+            for n in range(100):
+                os.rename(to / f"{n}{'n' * 240}", to / f"{1000 + n}{'n' * 240}")
+            is_kept(own, fd, piece * held)
+
+
 @check(seconds=120)
 def directories_elsewhere_leave_what_was_accepted(volume, _top):
     """Directories go to all domains, also where a file was granted room that is in another directory."""

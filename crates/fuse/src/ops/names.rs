@@ -5,6 +5,7 @@ use crate::abi::{self, fopen};
 use crate::fs::{BraidFs, Context, TTL_SECONDS, errno};
 use crate::node::WireId;
 use crate::request::{Answer, Handled, Outcome, Request};
+use crate::room::beside::Taking;
 use braidfs::{Error, FileKind, NewNode, RenameMode};
 use rustix::io::Errno;
 use zerocopy::FromZeros;
@@ -134,18 +135,35 @@ impl BraidFs {
 
     pub(crate) fn rename(&self, req: &Request<'_>, cx: &Context<'_>) -> Handled {
         let (arg, from, to) = req.arg_and_two_names::<abi::RenameIn>()?;
-        self.rename_to(req, from, cx.channel.node(WireId(arg.newdir)), to, RenameMode::Replace)
+        self.rename_to(req, from, cx.channel.node(WireId(arg.newdir)), to, RenameMode::Replace, cx)
     }
 
     pub(crate) fn rename2(&self, req: &Request<'_>, cx: &Context<'_>) -> Handled {
         let (arg, from, to) = req.arg_and_two_names::<abi::Rename2In>()?;
         let mode = rename_mode(arg.flags)?;
-        self.rename_to(req, from, cx.channel.node(WireId(arg.newdir)), to, mode)
+        self.rename_to(req, from, cx.channel.node(WireId(arg.newdir)), to, mode, cx)
     }
 
-    fn rename_to(&self, req: &Request<'_>, from: &[u8], newdir: WireId, to: &[u8], mode: RenameMode) -> Handled {
+    fn rename_to(
+        &self,
+        req: &Request<'_>,
+        from: &[u8],
+        newdir: WireId,
+        to: &[u8],
+        mode: RenameMode,
+        cx: &Context<'_>,
+    ) -> Handled {
         let olddir = self.live(req.node())?;
         let newdir = if newdir == req.node() { olddir } else { self.live(newdir)? };
+        // a name that is there already needs no room, and who replaces a file may do so to make some
+        let _taking = if self.is_tight(newdir) && matches!(self.vol.lookup(newdir, to), Err(Error::NotFound)) {
+            match self.take_room_for_name(req, newdir, 0, cx) {
+                Ok(taking) => taking,
+                Err(handled) => return handled,
+            }
+        } else {
+            Taking::default()
+        };
         self.vol.rename_by(olddir, from, newdir, to, mode, &req.cred()).map_err(errno)?;
         Ok(Outcome::Reply)
     }

@@ -12,7 +12,7 @@
 //! **Who runs is counted** ([`Taking`]): its blocks are nobody else's from before it looks until it is done. What it has
 //! taken by then counts twice; who would be refused for that waits until it is done.
 //!
-//! A name takes room in the domain of its directory, and that is looked at. Does not promise it of a new inode that goes to another
+//! A name takes room in the domain of its directory, and that is looked at; one that is moved there, too, unless it replaces another. Does not promise it of a new inode that goes to another
 //! domain, as directories do: there a few blocks of the volume's own are left to it.
 
 use super::*;
