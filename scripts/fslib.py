@@ -434,7 +434,7 @@ class BraidFs(Volume):
 
     def mount(self, *options):
         options = [o for o in (os.environ.get("BRAIDFS_OPTIONS"), *options) if o]
-        if TRANSPORT and not any(o.startswith("transport=") for o in options):
+        if TRANSPORT and not any(o.startswith("transport=") for some in options for o in some.split(",")):
             options.append(f"transport={TRANSPORT}")
         flags = ["-o", ",".join(options)] if options else []
         run(self.binary, "mount", *flags, self.image, self.mnt, timeout=60)

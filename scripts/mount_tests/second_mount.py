@@ -104,7 +104,7 @@ def in_use_is_explained(volume, _top):
     daemon_only(volume)
     root_only()
     with small_volume(volume) as v:
-        v.mount("commit=300")
+        v.mount("transport=dev", "commit=300")
         to_do = f"is in use: mounted on {v.mnt}: `braidfs umount {v.mnt}` first"
         for code, *command in ((1, "mkfs", "-f", v.image), (8, "fsck", "-f", v.image), (1, "ls", v.image),
                                (1, "image", "export", v.image, "/dev/null"), (1, "scrub", v.image)):

@@ -56,7 +56,7 @@ def free_after(path):
 
 
 def write_directly(path):
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
+    fd = os.open(path, os.O_WRONLY | os.O_DIRECT)
     try:
         return os.pwrite(fd, mmap.mmap(-1, 4096), 0)
     finally:
@@ -84,6 +84,8 @@ def who_waits_for_pages_keeps_nobody_else_waiting(volume, _top):
         for path in cold + removed:
             os.stat(path)
         other.write_bytes(b"x" * 4096)
+        # made now: a new inode may need the device
+        (v.mnt / "direct").touch()
         (server,) = v.daemons()
         os.kill(v.server, signal.SIGSTOP)
         with contextlib.ExitStack() as stack:
