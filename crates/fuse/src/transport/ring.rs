@@ -249,7 +249,7 @@ impl Ring {
                 match Errno::from_raw_os_error(-result) {
                     // the connection is not ready: at the start only
                     Errno::AGAIN | Errno::INTR => self.give(i, abi::URING_REGISTER)?,
-                    e => self.bury(i, e),
+                    e => self.refused(i, e)?,
                 }
             }
             if timer {
@@ -452,6 +452,18 @@ impl Ring {
         self.queues[q].depth += 1;
         self.alive += 1;
         self.give(i, abi::URING_REGISTER)
+    }
+
+    /// The kernel does not take an entry: the end of the connection, or it lacks memory for a further one.
+    ///
+    /// # Errors
+    /// It was to take an answer with it, which somebody waits for; or a queue has no entry left, and all of its CPU would wait for good.
+    fn refused(&mut self, i: usize, why: Errno) -> io::Result<()> {
+        // one that the kernel does not know any more has nobody who waits
+        let answers = self.entries[i].request != 0 && why != Errno::NOENT;
+        self.bury(i, why);
+        let dry = self.queue_of(i).is_some_and(|q| self.queues[q].depth == 0);
+        if self.over || !(answers || dry) { Ok(()) } else { Err(why.into()) }
     }
 
     /// An entry that the kernel does not have any more: the queue has one less.
@@ -689,6 +701,32 @@ mod tests {
     }
 
     /// The kernel refuses entries when it has them: they do not count as free, and it gets them again some time after that.
+    /// Whoever waits for an answer that the kernel refuses waits for good, and so do all of a CPU whose queue has no entry left.
+    #[test]
+    fn an_answer_that_is_refused_breaks_the_ring() {
+        let null = File::options().read(true).write(true).open("/dev/null").unwrap();
+        let told = thread::spawn(move || {
+            let mut ring = of_null(&null)?;
+            let further = ring.refused(0, Errno::NOMEM).is_ok();
+            ring.entries[1].request = 7;
+            let unknown = ring.refused(1, Errno::NOENT).is_ok();
+            ring.entries[2].request = 8;
+            let answer = ring.refused(2, Errno::OPNOTSUPP).is_err();
+            let last = (3..DEPTH - 1).all(|i| ring.refused(i, Errno::NOMEM).is_ok());
+            let dry = ring.refused(DEPTH - 1, Errno::NOMEM).is_err();
+            Some([further, unknown, answer, last, dry])
+        });
+        let Some(told) = told.join().unwrap() else { return };
+        assert_eq!(told, [true; 5]);
+        let null = File::options().read(true).write(true).open("/dev/null").unwrap();
+        let ended = thread::spawn(move || {
+            let mut ring = of_null(&null)?;
+            ring.entries.iter_mut().for_each(|e| e.request = 1);
+            Some((0..DEPTH).all(|i| ring.refused(i, Errno::NOTCONN).is_ok()))
+        });
+        assert_ne!(ended.join().unwrap(), Some(false), "a connection that ends is no failure");
+    }
+
     #[test]
     fn what_the_kernel_refuses_is_given_to_it_again() {
         let null = File::options().read(true).write(true).open("/dev/null").unwrap();
