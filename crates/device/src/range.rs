@@ -3,9 +3,11 @@
 //! An image can be reached by its path, and by any number of loop devices and their partitions, which are devices of their
 //! own with locks of their own. So besides the lock of the device itself, a lock is held on the bytes of the image file: an
 //! open file description lock (fcntl(2), F_OFD_SETLK), which has a range, as two partitions of one image do not exclude
-//! each other. One level of loop devices is seen through. Does not promise: anything where the file cannot be found or
-//! locked (a file removed, of another mount namespace, on a file system without locks, not writable): the other locks are
-//! all there is then.
+//! each other. One level of loop devices is seen through. Over a network (NFS, SMB) the lock of the whole file (flock(2)) is a lock
+//! of all of its bytes: who had that would be refused this one, so an image there that is used as it is has the former only.
+//!
+//! Does not promise: anything where the file cannot be found or locked (a file removed, of another mount namespace, on a
+//! file system without locks, not writable): the other locks are all there is then.
 
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
@@ -74,6 +76,9 @@ impl RangeLock {
 fn bytes_of(device: &File) -> Option<(PathBuf, u64, u64)> {
     let meta = device.metadata().ok()?;
     if !meta.file_type().is_block_device() {
+        if rustix::fs::fstatfs(device).is_ok_and(|fs| flock_is_of_bytes(fs.f_type)) {
+            return None;
+        }
         // the same file, whatever its path names now
         return Some((format!("/proc/self/fd/{}", device.as_raw_fd()).into(), 0, 0));
     }
@@ -91,6 +96,12 @@ fn bytes_of(device: &File) -> Option<(PathBuf, u64, u64)> {
     }
     let start = number(&sys.join("start"))?.checked_mul(SECTOR)?;
     Some((file, offset.checked_add(start)?, number(&sys.join("size"))?.checked_mul(SECTOR)?))
+}
+
+/// Whether a file system of this type (statfs(2)) makes a lock of all bytes of flock(2): of NFS and SMB.
+fn flock_is_of_bytes(magic: rustix::fs::FsWord) -> bool {
+    // CIFS and SMB2 are no constants of all versions of the C library
+    [0x6969, 0x517b, 0xff53_4d42, 0xfe53_4d42].contains(&(magic as u32))
 }
 
 fn set(file: impl AsFd, write: bool, start: u64, bytes: u64) -> Result<(), Errno> {
