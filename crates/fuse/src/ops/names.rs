@@ -5,7 +5,6 @@ use crate::abi::{self, fopen};
 use crate::fs::{BraidFs, Context, TTL_SECONDS, errno};
 use crate::node::WireId;
 use crate::request::{Answer, Handled, Outcome, Request};
-use crate::room::beside::Taking;
 use braidfs::{Error, FileKind, NewNode, RenameMode};
 use rustix::io::Errno;
 use zerocopy::FromZeros;
@@ -155,15 +154,17 @@ impl BraidFs {
     ) -> Handled {
         let olddir = self.live(req.node())?;
         let newdir = if newdir == req.node() { olddir } else { self.live(newdir)? };
-        // a name that is there already needs no room, and who replaces a file may do so to make some
-        let _taking = if self.is_tight(newdir) && matches!(self.vol.lookup(newdir, to), Err(Error::NotFound)) {
-            match self.take_room_for_name(req, newdir, 0, cx) {
-                Ok(taking) => taking,
-                Err(handled) => return handled,
+        // a name that is there already needs no room, and who replaces a file may do so to make some; a whiteout is a new inode
+        let is_new = self.is_tight(newdir) && matches!(self.vol.lookup(newdir, to), Err(Error::NotFound));
+        let mut taken = Vec::new();
+        for (dir, makes) in [(newdir, is_new), (olddir, mode.leaves_whiteout())] {
+            if makes {
+                match self.take_room_for_name(req, dir, 0, cx) {
+                    Ok(taking) => taken.push(taking),
+                    Err(handled) => return handled,
+                }
             }
-        } else {
-            Taking::default()
-        };
+        }
         self.vol.rename_by(olddir, from, newdir, to, mode, &req.cred()).map_err(errno)?;
         Ok(Outcome::Reply)
     }

@@ -12,8 +12,10 @@
 //! **Who runs is counted** ([`Taking`]): its blocks are nobody else's from before it looks until it is done. What it has
 //! taken by then counts twice; who would be refused for that waits until it is done.
 //!
-//! A name takes room in the domain of its directory, and that is looked at; one that is moved there, too, unless it replaces another. Does not promise it of a new inode that goes to another
-//! domain, as directories do: there a few blocks of the volume's own are left to it.
+//! A name takes room in the domain of its directory, and that is looked at; one that is moved there, too, unless it replaces
+//! another, and a whiteout that stays under the old name. Does not promise it of a new inode that goes to another domain, as
+//! directories do: there a few blocks of the volume's own are left to it. Nor of the new name where the whiteout's domain is
+//! another one, and had to be waited for.
 
 use super::*;
 use crate::abi::op;

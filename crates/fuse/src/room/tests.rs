@@ -191,6 +191,29 @@ fn who_waits_for_those_who_take_room_does_not_keep_the_helper() {
     assert!(t.s.fs.handles.any_promised(|_| true));
 }
 
+/// Who replaces a file may do so to make room; a whiteout that is left needs some also then.
+#[test]
+fn a_whiteout_needs_room_also_where_a_file_is_replaced() {
+    let t = Domained::new(0);
+    ["a", "b", "c"].iter().for_each(|name| _ = t.s.mknod(ROOT, name));
+    t.leave(120 * MIB);
+    assert_eq!(t.allocate(MIB), Ok(Outcome::Deferred));
+    t.help_to_the_end();
+    assert!(t.is_tight());
+    let rename = |names: &[u8], flags| {
+        let arg = abi::Rename2In { newdir: ROOT.0, flags, padding: 0 };
+        t.s.handled(&request(op::RENAME2, ROOT, &[arg.as_bytes(), names].concat()))
+    };
+    let whiteout = libc::RENAME_WHITEOUT;
+    assert_eq!(t.ask(), Ok(Outcome::Reply), "the kernel may hold some");
+    let taking = Taking::of(&t.s.fs.tight.domains[0], 100 * MIB / 4096);
+    assert_eq!(rename(b"a\0b\0", whiteout), Ok(Outcome::Deferred));
+    assert_eq!(rename(b"b\0c\0", 0), Ok(Outcome::Reply));
+    drop(taking);
+    t.help_to_the_end();
+    assert_eq!(rename(b"c\0cached\0", whiteout), Ok(Outcome::Reply), "there is room");
+}
+
 /// A domain stays tight while requests are about to take what makes it so.
 #[test]
 fn a_domain_is_tight_while_its_room_is_being_taken() {
