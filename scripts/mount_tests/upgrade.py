@@ -632,6 +632,26 @@ def what_is_refused_changes_nothing(volume, _top):
         same(v.fsck("-f", "-n")[0], 0, "exit code of fsck")
 
 
+@check
+def what_is_refused_forgets_no_time(volume, _top):
+    """Of a file that is written through the kernel tells the time of before at the next rename: it is known as such also after an
+    upgrade that was refused."""
+    with mounted(volume, "fileflags", size=64 << 20) as v:
+        path, moved = v.mnt / "f", v.mnt / "moved"
+        path.write_bytes(b"before")
+        v.settle()
+        fd = os.open(path, os.O_WRONLY)
+        time.sleep(0.05)
+        begun = time.time_ns() - 10**7
+        os.write(fd, b"after")
+        v.point.write_text("old-closed fail")
+        upgrade(v, ok=(BACK,))
+        os.rename(path, moved)
+        os.close(fd)
+        v.cold()
+        must(moved.stat().st_mtime_ns >= begun, f"written after {begun}, and has the time {moved.stat().st_mtime_ns}")
+
+
 @check(seconds=120)
 def killed_at_each_step(volume, _top):
     """The old one goes on, or the new one, or all that was open is dead: and what was synced is there."""

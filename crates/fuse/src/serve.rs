@@ -265,8 +265,8 @@ impl Attached {
                     // what a signal began may wait for an answer of the mount: it ends with this process
                     return Ok(Served::HandedOver);
                 }
-                HandedOver::No { vol, front, handles, counters } => {
-                    let again = Fresh::again(vol, negotiated, cfg, mount.dirty_limit(), *front, Some(counters));
+                HandedOver::No { vol, front, handles, untold } => {
+                    let again = Fresh::again(vol, negotiated, cfg, mount.dirty_limit(), *front, Some(*untold));
                     // opened anew by now
                     drop(handles);
                     match again {

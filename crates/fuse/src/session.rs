@@ -27,7 +27,7 @@ use crate::pace::Pacer;
 use crate::profile::Profile;
 use crate::request::{Answer, Request};
 use crate::transport::RingPlace;
-use crate::upgrade::old::Prepared;
+use crate::upgrade::old::{Prepared, Untold};
 use crate::upgrade::record::Front;
 use crate::upgrade::stop::Stop;
 use crate::upgrade::{Upgrades, old};
@@ -122,7 +122,7 @@ impl Fresh {
         fresh
     }
 
-    /// For one that was served before, by this process or another one; `counters` go on.
+    /// For one that was served before, by this process, which knows what is `untold`, or another one.
     ///
     /// # Errors
     /// Open files that are not there.
@@ -132,12 +132,15 @@ impl Fresh {
         cfg: &MountConfig,
         dirty: Option<DirtyLimit>,
         front: Front,
-        counters: Option<Arc<Counters>>,
+        untold: Option<Untold>,
     ) -> Result<Self, String> {
         let mut fresh = Self::of(vol, negotiated, cfg);
         fresh.fs.dirty = dirty;
         fresh.raise_threshold();
-        fresh.fs.counters = counters.unwrap_or_else(|| Arc::new(Counters::new(cfg.slow)));
+        match untold {
+            Some(Untold { counters, past_cache }) => (fresh.fs.counters, fresh.fs.past_cache) = (counters, past_cache),
+            None => fresh.fs.counters = Arc::new(Counters::new(cfg.slow)),
+        }
         old::restore(&mut fresh.fs, front)?;
         Ok(fresh)
     }

@@ -15,6 +15,7 @@ use crate::fs::{BraidFs, Context, Negotiated};
 use crate::handles::Handles;
 use crate::mount::Mount;
 use crate::ops::{Job, ioctl_out};
+use crate::past_cache::PastCache;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::requester;
 use crate::session::run_aside;
@@ -340,8 +341,8 @@ impl BraidFs {
     }
 
     /// Takes it apart for another process, or another [`BraidFs`]: the volume, what is known beside it, and the handles, which
-    /// keep their files until the volume is closed.
-    fn into_front(self) -> (Arc<Volume>, Front, Handles, Arc<Counters>) {
+    /// keep their files until the volume is closed; what only another [`BraidFs`] gets.
+    fn into_front(self) -> (Arc<Volume>, Front, Handles, Untold) {
         let mut handles = self.handles;
         for aside in self.asides.into_inner() {
             let _ = aside.join();
@@ -361,7 +362,7 @@ impl BraidFs {
             scrub,
             device_job,
         };
-        (self.vol, front, handles, self.counters)
+        (self.vol, front, handles, Untold { counters: self.counters, past_cache: self.past_cache })
     }
 }
 
@@ -457,33 +458,41 @@ pub(crate) struct Served<'a> {
     pub metrics: Option<&'a Listener>,
 }
 
+/// What another process is not told, and this one goes on to know where none takes over.
+#[derive(Debug)]
+pub(crate) struct Untold {
+    pub counters: Arc<Counters>,
+    pub past_cache: PastCache,
+}
+
 /// How it went.
 pub(crate) enum HandedOver {
     /// Another process serves, whose number this is.
     To(u32),
     /// This one is to go on, with what it knew; the handles keep their files until they are opened anew.
-    No { vol: Arc<Volume>, front: Box<Front>, handles: Box<Handles>, counters: Arc<Counters> },
+    No { vol: Arc<Volume>, front: Box<Front>, handles: Box<Handles>, untold: Box<Untold> },
     /// Neither program can serve the volume.
     Lost(braidfs::Error),
 }
 
 /// Hands over what nobody serves any more.
 pub(crate) fn hand_over(fs: BraidFs, prepared: Prepared, served: &Served<'_>) -> HandedOver {
-    let (vol, front, handles, counters) = fs.into_front();
+    let (vol, front, handles, untold) = fs.into_front();
+    let untold = Box::new(untold);
     let Prepared { mut new, asked } = prepared;
     let known = served.config.ok_or_else(|| "it cannot be handed over".to_string());
     let (config, devices) = match known.and_then(|config| Ok((config, alive(config)?))) {
         Ok(both) => both,
         Err(why) => {
             asked.refuse(&why);
-            return HandedOver::No { vol, front: Box::new(front), handles: Box::new(handles), counters };
+            return HandedOver::No { vol, front: Box::new(front), handles: Box::new(handles), untold };
         }
     };
     let vol = match Arc::try_unwrap(vol) {
         Ok(vol) => vol,
         Err(vol) => {
             asked.refuse("something else in its process uses the volume");
-            return HandedOver::No { vol, front: Box::new(front), handles: Box::new(handles), counters };
+            return HandedOver::No { vol, front: Box::new(front), handles: Box::new(handles), untold };
         }
     };
     let now = vol.options_now();
@@ -499,7 +508,7 @@ pub(crate) fn hand_over(fs: BraidFs, prepared: Prepared, served: &Served<'_>) ->
                 return HandedOver::Lost(error);
             };
             asked.refuse(&why);
-            return HandedOver::No { vol: Arc::new(vol), front: Box::new(front), handles: Box::new(handles), counters };
+            return HandedOver::No { vol: Arc::new(vol), front: Box::new(front), handles: Box::new(handles), untold };
         }
     };
     tracing::info!(held = held.len(), handles = front.handles.len(), "upgrade: the volume is closed");
@@ -525,7 +534,7 @@ pub(crate) fn hand_over(fs: BraidFs, prepared: Prepared, served: &Served<'_>) ->
         Ok(vol) => {
             end_hand_over(&vol);
             asked.refuse(&format!("{why} ({status})"));
-            HandedOver::No { vol: Arc::new(vol), front: Box::new(front), handles: Box::new(handles), counters }
+            HandedOver::No { vol: Arc::new(vol), front: Box::new(front), handles: Box::new(handles), untold }
         }
         Err(e) => {
             asked.lose(&format!("{why} ({status}); and the volume cannot be mounted again: {e}"));
