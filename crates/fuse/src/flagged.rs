@@ -20,7 +20,6 @@
 //! half a second (or until the next close) where somebody's call or an O_PATH descriptor has the name just then.
 
 use crate::abi;
-use crate::channel::Channel;
 use crate::fs::{BraidFs, errno};
 use crate::helpers::{Kind, Whose};
 use crate::node::WireId;
@@ -31,7 +30,6 @@ use braidfs_sync::{Mutex, rank};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -203,48 +201,63 @@ impl BraidFs {
     }
 
     /// As [`Self::show_change`], where the kernel does not tell when the descriptor is closed: right after the change.
-    pub(crate) fn show_change_soon(&self, id: WireId, channel: &Arc<Channel>) {
+    pub(crate) fn show_change_soon(&self, id: WireId) {
         if !self.negotiated.opens() && self.negotiated.minor >= abi::MINOR_PRUNE {
-            self.keep_trying(&[id], channel);
+            self.keep_trying(&[id]);
         }
     }
 
-    /// Has the kernel drop inodes by and by.
-    fn keep_trying(&self, ids: &[WireId], channel: &Arc<Channel>) {
+    /// Has the kernel drop inodes by and by. Not before an upgrade, which waits for all jobs: then it is known of them that they
+    /// are unseen, and the next close of each tries again.
+    fn keep_trying(&self, ids: &[WireId]) {
+        if self.upgrades.stop.is_asked() {
+            return;
+        }
         let mut tries = self.flagged.tries.lock();
         let first = tries.is_empty();
         let room = KEPT - tries.len().min(KEPT);
         tries.extend(ids.iter().take(room).map(|id| (*id, TRIES)));
         if first && !tries.is_empty() {
-            self.try_to_drop(channel.clone(), APART[0]);
+            self.try_to_drop(APART[0]);
         }
     }
 
     /// Has the kernel drop those inodes that nobody uses, and tries again with the others: all together, there is other
     /// work.
-    fn try_to_drop(&self, channel: Arc<Channel>, pause: Duration) {
+    fn try_to_drop(&self, pause: Duration) {
         let work = move |fs: &BraidFs| {
             std::thread::sleep(pause);
             let mut tried = std::mem::take(&mut *fs.flagged.tries.lock());
             // what was tried before may be done by now
             tried.retain(|(id, left)| *left == TRIES || fs.is_to_be_dropped(id.ino()));
-            channel.prune(&tried.iter().map(|(id, _)| *id).collect::<Vec<_>>());
+            fs.prune_everywhere(&tried.iter().map(|(id, _)| *id).collect::<Vec<_>>());
             let again = tried.into_iter().map(|(id, left)| (id, left - 1)).filter(|(_, left)| *left > 0);
+            if fs.upgrades.stop.is_asked() {
+                return;
+            }
             let mut tries = fs.flagged.tries.lock();
             let new = !tries.is_empty();
             tries.extend(again);
             // with new ones there is a job by now
             if !new && !tries.is_empty() {
-                fs.try_to_drop(channel, (pause * 2).min(APART[1]));
+                fs.try_to_drop((pause * 2).min(APART[1]));
             }
         };
         // Not sent only where the mount is ending.
         self.jobs.send(Kind::Drops, Whose::Mount, work);
     }
 
+    /// Has the kernel drop inodes over all connections. Jobs that sleep keep the channel of none of them: who ends a connection,
+    /// or begins an upgrade, waits until nobody has it.
+    fn prune_everywhere(&self, ids: &[WireId]) {
+        if let Some(channel) = self.connections.main() {
+            channel.prune(ids);
+        }
+    }
+
     /// A descriptor of a file was closed: where it was the last one since its flags changed, or since it was written
     /// past the kernel's cache ([`crate::past_cache`]), the kernel is made to forget what it knows.
-    pub(crate) fn show_change(&self, id: WireId, channel: &Arc<Channel>) {
+    pub(crate) fn show_change(&self, id: WireId) {
         if self.negotiated.minor < abi::MINOR_PRUNE || !self.is_to_be_dropped(id.ino()) {
             return;
         }
@@ -253,18 +266,17 @@ impl BraidFs {
         let mut list = self.flagged.drop.lock();
         list.push(id);
         if list.len() == 1 {
-            let channel = channel.clone();
             // Not sent only where the mount is ending.
-            self.jobs.send(Kind::Drops, Whose::Mount, move |fs| {
+            self.jobs.send(Kind::Drops, Whose::Mount, |fs| {
                 std::thread::sleep(DROP_AFTER[0]);
                 let mut ids = std::mem::take(&mut *fs.flagged.drop.lock());
                 // until the kernel forgets it: whoever opens it meanwhile tries again at the close
                 ids.iter().for_each(|id| fs.set_unseen(id.ino(), true));
-                channel.prune(&ids);
+                fs.prune_everywhere(&ids);
                 std::thread::sleep(DROP_AFTER[1]);
                 ids.retain(|id| fs.is_to_be_dropped(id.ino()));
-                channel.prune(&ids);
-                fs.keep_trying(&ids, &channel);
+                fs.prune_everywhere(&ids);
+                fs.keep_trying(&ids);
             });
         }
     }
@@ -283,6 +295,10 @@ impl BraidFs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::abi::op;
+    use crate::ops::tests::{ROOT, Served, request};
+    use std::sync::Arc;
+    use zerocopy::IntoBytes;
 
     fn at(sec: i64) -> Timestamp {
         Timestamp { sec, nsec: 5 }
@@ -299,6 +315,35 @@ mod tests {
         assert!(f.is_immutable(b) && !f.is_immutable(a));
         f.note(b, at(12), false);
         assert!(!f.is_immutable(b));
+    }
+
+    /// Who ends a connection waits until nobody has its channel, and an upgrade until no job is left.
+    #[test]
+    fn who_tries_again_keeps_no_connection_and_lets_an_upgrade_begin() {
+        // with room enough that opens are no work
+        let s = Served::of(crate::abi::init::SETXATTR_EXT, 1 << 20, &braidfs::MkfsOptions::default());
+        let id = WireId(s.mknod(ROOT, "f").nodeid);
+        let close = || {
+            let fh = s.open(op::OPEN, id).unwrap();
+            s.jobs.try_iter().for_each(|job| job(&s.fs));
+            assert_eq!(Arc::strong_count(&s.channel), 1);
+            let arg = abi::ReleaseIn { fh, flags: 0, release_flags: 0, lock_owner: 0 };
+            s.handled(&request(op::RELEASE, id, arg.as_bytes())).unwrap();
+        };
+        s.fs.flagged.note(id.ino(), at(1), false);
+        close();
+        let first = s.jobs.try_recv().expect("it is dropped");
+        assert_eq!(Arc::strong_count(&s.channel), 1);
+        first(&s.fs);
+        let again = s.jobs.try_recv().expect("the kernel did not let go of it");
+        assert_eq!(Arc::strong_count(&s.channel), 1);
+        s.fs.upgrades.stop.ask().unwrap();
+        again(&s.fs);
+        assert!(s.jobs.try_recv().is_err(), "an upgrade is under way");
+        s.fs.upgrades.stop.take_back();
+        close();
+        s.jobs.try_recv().expect("the next close tries again")(&s.fs);
+        assert!(s.jobs.try_recv().is_ok());
     }
 
     /// A request has its slot from the beginning: whoever looked for one with a table of the front end locked would wait for

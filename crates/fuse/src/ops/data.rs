@@ -242,7 +242,7 @@ impl BraidFs {
             }
             self.handles.release(arg.fh)?;
         }
-        self.show_change(req.node(), cx.channel);
+        self.show_change(req.node());
         Ok(Outcome::Reply)
     }
 

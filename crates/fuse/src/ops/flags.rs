@@ -88,7 +88,7 @@ impl BraidFs {
         let attr = self.vol.setattr(id.ino(), &set).map_err(errno)?;
         if attr.kind() == FileKind::File {
             self.flagged.note(attr.ino, attr.ctime, flags & IMMUTABLE != 0);
-            self.show_change_soon(id, cx.channel);
+            self.show_change_soon(id);
         }
         // The kernel does not expect the change time to change, nor that writers have to ask from now on.
         cx.channel.invalidate(id, false);

@@ -48,6 +48,11 @@ impl Stop {
         Ok(())
     }
 
+    /// Whether they are to.
+    pub fn is_asked(&self) -> bool {
+        self.asked.load(Ordering::SeqCst)
+    }
+
     /// They go on after all.
     pub fn take_back(&self) {
         self.asked.store(false, Ordering::SeqCst);
