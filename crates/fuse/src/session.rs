@@ -145,11 +145,15 @@ impl Fresh {
         Ok(fresh)
     }
 
-    /// As soon as it is served the kernel writes back what it took of owners with limits, of which nothing is known.
-    pub fn write_back_limited(&self, channel: &Arc<Channel>) {
+    /// As soon as it is served the kernel writes back what it took of owners with limits, of which nothing is known. The job has
+    /// the channel when it is done only: who has it when the serving threads begin is taken to have it for ever.
+    pub fn write_back_limited(&self) {
         if self.fs.vol.any_quotas() {
-            let channel = Arc::clone(channel);
-            self.fs.jobs.send(Kind::Quota, Whose::Mount, move |fs| fs.quotas_changed(&channel));
+            self.fs.jobs.send(Kind::Quota, Whose::Mount, |fs| {
+                if let Some(channel) = fs.connections.main() {
+                    fs.quotas_changed(&channel);
+                }
+            });
         }
     }
 }

@@ -179,9 +179,10 @@ impl Crew<'_> {
         let (awake, end) = mpsc::channel();
         let mut metrics_go_on = None;
         let start = || -> Result<(), Refused> {
-            self.work.start(scope, &self.slots[self.places.helpers()], self.cfg.slow.is_some())?;
             let at_device = rings.is_empty();
             self.start_serving(scope, rings, &mut serving)?;
+            // not before it is counted who has the connection
+            self.work.start(scope, &self.slots[self.places.helpers()], self.cfg.slow.is_some())?;
             metrics_go_on = self.start_metrics(scope)?;
             self.start_paced(scope)?;
             let watch = move || latency::watch(self.cfg.latency, at_device, &self.served, &end);

@@ -115,7 +115,7 @@ impl Heir {
             }
         };
         if !tells_quota_grants(version) {
-            fresh.write_back_limited(&channel);
+            fresh.write_back_limited();
         }
         let metrics = match (&cfg.metrics, metrics) {
             (Some(at), Some(fd)) => Some(Listener::of(at, fd)),
