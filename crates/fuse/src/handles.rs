@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use sharded_slab::{Config, DefaultConfig, Entry, Slab};
 use std::collections::HashMap;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Writers of one inode.
@@ -58,7 +58,7 @@ pub(crate) struct Handle {
     /// The engine's handle.
     pub file: OpenFile,
     /// The kernel may hold pages written through this handle that have not reached the volume.
-    pub cached_writer: bool,
+    pub cached_writer: AtomicBool,
     /// It is open for writing. So is taken to be what an earlier process opened, which does not tell it.
     pub writer: bool,
     /// It was append-only when it was opened for writing.
@@ -72,6 +72,11 @@ pub(crate) struct Handle {
 impl Handle {
     pub fn ino(&self) -> InodeNo {
         self.file.ino()
+    }
+
+    /// Whether the kernel may hold such pages.
+    pub fn is_cached_writer(&self) -> bool {
+        self.cached_writer.load(Ordering::Relaxed)
     }
 
     /// What the kernel calls that.
@@ -96,7 +101,14 @@ impl HandedHandle {
     /// The handle, of the same file opened anew.
     pub fn of(self, file: OpenFile) -> Handle {
         let Self { fh, cached_writer, append_only, .. } = self;
-        Handle { file, cached_writer, writer: true, append_only, fh, caps_epoch: AtomicU64::new(0) }
+        Handle {
+            file,
+            cached_writer: cached_writer.into(),
+            writer: true,
+            append_only,
+            fh,
+            caps_epoch: AtomicU64::new(0),
+        }
     }
 }
 
@@ -140,7 +152,7 @@ impl Handles {
 
     /// The number that it would have here; `fh`: it has another one.
     fn keep(&self, mut handle: Handle, fh: Option<u64>) -> Result<u64, Errno> {
-        let (id, writer, cached) = (handle.id(), handle.writer, handle.cached_writer);
+        let (id, writer, cached) = (handle.id(), handle.writer, handle.is_cached_writer());
         let place = self.slab.vacant_entry().ok_or(Errno::NFILE)?;
         let number = self.life << KEY_BITS | place.key() as u64;
         handle.fh = fh.unwrap_or(number);
@@ -155,6 +167,18 @@ impl Handles {
             }
         }
         Ok(number)
+    }
+
+    /// A handle is written through after all, and the kernel has not been told of it yet.
+    pub fn write_through(&self, fh: u64) -> Result<(), Errno> {
+        let handle = self.get(fh)?;
+        if handle.cached_writer.swap(false, Ordering::Relaxed)
+            && let Some(w) = self.writers.of(handle.ino().0).lock().get_mut(&handle.ino().0)
+        {
+            w.cached -= 1;
+            w.promised = w.promised.filter(|_| w.cached > 0);
+        }
+        Ok(())
     }
 
     /// Where a handle is, by its number.
@@ -176,7 +200,7 @@ impl Handles {
             fh: h.fh,
             ino: h.ino().0,
             generation: h.file.generation(),
-            cached_writer: h.cached_writer,
+            cached_writer: h.is_cached_writer(),
             append_only: h.append_only,
         };
         let handles = self.slab.unique_iter().map(of).collect();
@@ -207,7 +231,7 @@ impl Handles {
             let mut writers = self.writers.of(handle.ino().0).lock();
             if let Some(w) = writers.get_mut(&handle.ino().0) {
                 w.handles -= 1;
-                w.cached -= u32::from(handle.cached_writer);
+                w.cached -= u32::from(handle.is_cached_writer());
                 w.promised = w.promised.filter(|_| w.cached > 0);
                 if w.handles == 0 {
                     writers.remove(&handle.ino().0);
@@ -318,7 +342,7 @@ mod tests {
         let vol = volume();
         let open = |cached_writer| Handle {
             file: vol.open(InodeNo::ROOT).unwrap(),
-            cached_writer,
+            cached_writer: AtomicBool::new(cached_writer),
             writer: cached_writer,
             append_only: false,
             fh: 0,
@@ -356,8 +380,14 @@ mod tests {
         let (vol, handles, ino) = (volume(), Handles::default(), InodeNo::ROOT);
         let open = |cached_writer, writer| {
             let file = vol.open(ino).unwrap();
-            let handle =
-                Handle { file, cached_writer, writer, append_only: false, fh: 0, caps_epoch: AtomicU64::new(0) };
+            let handle = Handle {
+                file,
+                cached_writer: AtomicBool::new(cached_writer),
+                writer,
+                append_only: false,
+                fh: 0,
+                caps_epoch: AtomicU64::new(0),
+            };
             handles.insert(handle).unwrap()
         };
         let state = || (handles.has_writer(ino), handles.has_cached_writer(ino), handles.any_promised(|_| true));
@@ -371,6 +401,13 @@ mod tests {
         assert_eq!((state(), handles.cached_writers(|_| true)), ((true, true, true), 1));
         handles.release(cached).unwrap();
         assert_eq!(state(), (true, false, false));
+        let (cached, late) = (open(true, true), open(true, true));
+        handles.write_through(late).unwrap();
+        assert_eq!((state(), handles.cached_writers(|_| true)), ((true, true, true), 1));
+        handles.write_through(cached).unwrap();
+        handles.write_through(cached).unwrap();
+        assert_eq!((state(), handles.get(late).unwrap().is_cached_writer()), ((true, false, false), false));
+        [cached, late].iter().for_each(|fh| handles.release(*fh).unwrap());
         handles.release(through).unwrap();
         handles.release(reader).unwrap();
         assert_eq!(state(), (false, false, false));

@@ -101,7 +101,7 @@ impl BraidFs {
     /// The file is about to be written directly: where that is through a handle that is written through, its time is
     /// noted.
     pub(crate) fn note_past_cache(&self, opened: &Opened<'_>) {
-        let through = opened.handle().is_some_and(|handle| !handle.cached_writer);
+        let through = opened.handle().is_some_and(|handle| !handle.is_cached_writer());
         if through
             && !self.past_cache.is_noted(opened.ino())
             && let Ok(attr) = self.vol.getattr(opened.ino())

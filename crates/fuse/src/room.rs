@@ -638,7 +638,7 @@ impl BraidFs {
 
     /// Whether a GETATTR with this handle may come from a `write` through the cache.
     pub(crate) fn may_write_cached(&self, id: WireId, fh: u64) -> bool {
-        !self.negotiated.opens() || self.handles.get(fh).is_ok_and(|h| h.id() == id && h.cached_writer)
+        !self.negotiated.opens() || self.handles.get(fh).is_ok_and(|h| h.id() == id && h.is_cached_writer())
     }
 
     /// GETATTR before a `write` through the cache of a tight domain: may it go on? Answered by a helper thread where the

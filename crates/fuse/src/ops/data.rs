@@ -62,9 +62,13 @@ impl BraidFs {
         let limited = self.is_tight(ino) || self.asks_for_quota(ino);
         let cached_writer = writer && !append_only && !limited;
         let caps_epoch = AtomicU64::new(0);
-        let fh = self.handles.insert(Handle { file, cached_writer, writer, append_only, fh: 0, caps_epoch })?;
+        let handle = Handle { file, cached_writer: cached_writer.into(), writer, append_only, fh: 0, caps_epoch };
+        let fh = self.handles.insert(handle)?;
         // Again: the domain may have become tight before the handle was there to be seen.
         let through = writer && (!cached_writer || self.is_tight(ino) || self.asks_for_quota(ino));
+        if through {
+            self.handles.write_through(fh)?;
+        }
         let cache = if through { fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES } else { fopen::KEEP_CACHE };
         Ok(abi::OpenOut { fh, open_flags: cache | fopen::NOFLUSH, padding: 0 })
     }
@@ -122,7 +126,7 @@ impl BraidFs {
             };
             // (any other holds pages of the kernel until it is answered)
             let range = (arg.offset, if direct { data.len() as u64 } else { 0 });
-            let cached = opened.handle().is_none_or(|h| h.cached_writer);
+            let cached = opened.handle().is_none_or(|h| h.is_cached_writer());
             let _quota = match self.take_quota(req, opened.ino(), range, cached, cx) {
                 Ok(taking) => taking,
                 Err(handled) => return handled,
@@ -184,7 +188,7 @@ impl BraidFs {
         len: usize,
         cx: &Context<'_>,
     ) -> Result<Taking, Handled> {
-        if !self.is_tight(opened.ino()) || opened.handle().is_none_or(|h| h.cached_writer) {
+        if !self.is_tight(opened.ino()) || opened.handle().is_none_or(|h| h.is_cached_writer()) {
             return Ok(Taking::default());
         }
         let need = self.vol.blocks_to_write(opened.ino(), offset, len as u64).map_err(|e| Err(errno(e)))?;

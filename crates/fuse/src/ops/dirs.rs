@@ -17,7 +17,7 @@ impl BraidFs {
         let caps_epoch = AtomicU64::new(0);
         let fh = self.handles.insert(Handle {
             file,
-            cached_writer: false,
+            cached_writer: false.into(),
             writer: false,
             append_only: false,
             fh: 0,
