@@ -345,11 +345,21 @@ def sigterm_under_another_mount_leaves_tenants(volume, _top):
 def the_kernel_does_not_take_parked_requests_for_congestion(volume, _top):
     """Its threshold rises as soon as a tenant has a rate: also where the mount has a block device of its own."""
     for options in ("fuseblk=never", "fuseblk=auto"):
-        with tenants(volume, options) as (v, _point):
+        with tenants(volume, options) as (v, point):
             threshold = connection(v.mnt) / "congestion_threshold"
             before = int(threshold.read_text())
+
+            def has_risen(place):
+                return int((connection(place) / "congestion_threshold").read_text()) > before  # noqa: B023
+
+            # a mount of its own has one of its own, whichever comes first
+            alone(v, point)
             run(v.binary, "tenant", "set", "--read-bps", "1M", v.mnt, "a")
-            wait_for("the threshold to rise", lambda: int(threshold.read_text()) > before, 10)  # noqa: B023
+            for place in (v.mnt, point):
+                wait_for("the threshold to rise", lambda: has_risen(place), 10)  # noqa: B023
+            run("umount", point)
+            alone(v, point)
+            must(has_risen(point), "the threshold of a tenant that has a rate before it is mounted")
 
 
 def sync_for_ever(path, many=4):

@@ -22,6 +22,7 @@
 
 use crate::abi::{self, op};
 use crate::channel::Channel;
+use crate::dirty::DirtyLimit;
 use crate::ending;
 use crate::fs::{BraidFs, Context};
 use crate::helpers::{Job, Kind, Whose};
@@ -405,6 +406,13 @@ impl Connections {
     fn mounts(&self) -> Vec<(Arc<Mount>, Weak<Channel>)> {
         let there = |e: &Entry| Some((e.mount.clone()?, Arc::downgrade(e.channel.as_ref()?)));
         self.list.lock().tenants.iter().filter_map(there).collect()
+    }
+
+    /// Names of the tenants that are mounted by themselves, and where the kernel has the settings of their mounts.
+    pub fn dirty_limits(&self) -> Vec<(String, DirtyLimit)> {
+        let list = self.list.lock();
+        let there = |e: &Entry| Some((e.own.tenant.clone(), e.mount.as_ref()?.dirty_limit()?));
+        list.tenants.iter().filter_map(there).collect()
     }
 
     /// The other borders: name, root, where it is mounted.

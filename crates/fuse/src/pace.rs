@@ -37,6 +37,7 @@
 
 use crate::abi::{self, fattr, op};
 use crate::channel::Channel;
+use crate::dirty::DirtyLimit;
 use crate::fs::{BraidFs, CONGESTED, Context, MAX_IO_BYTES};
 use crate::node::WireId;
 use crate::ops::sets_flags;
@@ -491,25 +492,32 @@ impl BraidFs {
         }
     }
 
-    /// What is parked must not keep the kernel from reading ahead and writing back for others.
+    /// What is parked must not keep the kernel from reading ahead and writing back for others, over any of the connections.
     pub(crate) fn raise_threshold(&self) {
-        if self.pacer.asked.swap(true, Ordering::Relaxed) {
-            return;
+        if !self.pacer.asked.swap(true, Ordering::Relaxed) {
+            match self.dirty.as_ref().and_then(raise_threshold_of) {
+                Some(()) => self.pacer.raised.store(true, Ordering::Relaxed),
+                None => tracing::info!(
+                    "the kernel's congestion threshold cannot be raised: few requests of tenants with limited rates wait at a time"
+                ),
+            }
         }
-        let raise = || {
-            let file = self.dirty.as_ref()?.connection()?.join("congestion_threshold");
-            let now: usize = std::fs::read_to_string(&file).ok()?.trim().parse().ok()?;
-            // a process before this one may have raised it
-            let wanted = usize::from(CONGESTED) + MOST;
-            if now < wanted { std::fs::write(&file, wanted.to_string()).ok() } else { Some(()) }
-        };
-        match raise() {
-            Some(()) => self.pacer.raised.store(true, Ordering::Relaxed),
-            None => tracing::info!(
-                "the kernel's congestion threshold cannot be raised: few requests of tenants with limited rates wait at a time"
-            ),
+        // each has one of its own
+        for (tenant, limit) in self.connections.dirty_limits() {
+            if raise_threshold_of(&limit).is_none() {
+                tracing::info!(tenant, "the kernel's congestion threshold of a tenant's mount cannot be raised");
+            }
         }
     }
+}
+
+/// Where the kernel takes it.
+fn raise_threshold_of(mount: &DirtyLimit) -> Option<()> {
+    let file = mount.connection()?.join("congestion_threshold");
+    let now: usize = std::fs::read_to_string(&file).ok()?.trim().parse().ok()?;
+    // a process before this one may have raised it
+    let wanted = usize::from(CONGESTED) + MOST;
+    if now < wanted { std::fs::write(&file, wanted.to_string()).ok() } else { Some(()) }
 }
 
 #[cfg(test)]

@@ -307,6 +307,10 @@ fn start(
     }
     mount.set_readahead(READAHEAD_KIB);
     fs.add_dirty(mount.dirty_limit());
+    // of limits that come later it is seen there
+    if fs.vol.any_rates() {
+        fs.raise_threshold();
+    }
     let (tell, told) = mpsc::channel();
     let work = {
         let (all, fs, own, mount, threads) = (all.clone(), fs.clone(), own.clone(), mount.clone(), cfg.threads.max(2));
