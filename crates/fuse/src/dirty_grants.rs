@@ -40,7 +40,16 @@ struct Writer {
     blocks: u64,
     /// It is seen to write past the cache: what it does not take so the kernel does not hold.
     past_cache: bool,
+    /// Another process told of it, which does not tell the call.
+    handed: bool,
     told: Instant,
+}
+
+impl Writer {
+    /// Whether it was granted for this file in this call.
+    fn is_of(&self, id: WireId, call: Option<Call>) -> bool {
+        self.id == id && (self.handed || self.call == call)
+    }
 }
 
 /// See the module.
@@ -124,7 +133,7 @@ impl DirtyGrants {
     pub fn of_handed(handed: &HandedGrants) -> Self {
         let told = Instant::now();
         let writer = |&(key, id, blocks): &(u64, u64, u64)| {
-            (key, Writer { id: WireId(id), call: None, blocks, past_cache: false, told })
+            (key, Writer { id: WireId(id), call: None, blocks, past_cache: false, handed: true, told })
         };
         Self(Mutex::new(Ledger {
             granted: handed.granted,
@@ -167,7 +176,8 @@ impl DirtyGrants {
         let Some(granted) = granted else { return false };
         l.granted = granted;
         l.promised.insert(id.ino().0, id);
-        l.writers.insert(asker.key(), Writer { id, call, blocks, past_cache: false, told: Instant::now() });
+        l.writers
+            .insert(asker.key(), Writer { id, call, blocks, past_cache: false, handed: false, told: Instant::now() });
         true
     }
 
@@ -177,9 +187,8 @@ impl DirtyGrants {
     /// requests under way at once, which have the rest. How many of them were granted to the call, for [`Self::take_less`].
     pub fn take(&self, of: Option<Asker>, blocks: u64, room: impl FnOnce() -> u64) -> Option<u64> {
         let mut l = self.0.lock();
-        let (key, call) = (of.filter(|of| of.thread != 0).map(|of| of.key()), of.and_then(|of| of.call));
-        let of = of.map(|of| of.id);
-        let writer = key.and_then(|key| l.writers.get(&key)).filter(|w| Some(w.id) == of && w.call == call);
+        let key = of.filter(|of| of.thread != 0).map(|of| of.key());
+        let writer = key.and_then(|key| l.writers.get(&key)).filter(|w| of.is_some_and(|of| w.is_of(of.id, of.call)));
         let own = writer.map_or(0, |w| w.blocks.min(blocks));
         let (granted, taking) = (l.granted.saturating_sub(own), l.taking.saturating_add(blocks));
         // what it was granted whole had room then, and some of that may be taken by now
@@ -199,7 +208,7 @@ impl DirtyGrants {
         let mut l = self.0.lock();
         (l.granted, l.taking) = (l.granted.saturating_add(own), l.taking.saturating_sub(blocks));
         if let Some(of) = of
-            && let Some(writer) = l.writers.get_mut(&of.key()).filter(|w| w.id == of.id && w.call == of.call)
+            && let Some(writer) = l.writers.get_mut(&of.key()).filter(|w| w.is_of(of.id, of.call))
         {
             writer.blocks += own;
         }
@@ -500,6 +509,10 @@ mod tests {
         let w = b.write_back_seeing(seeing(|t| if t == 1 { Doing::Writing(None) } else { Doing::Other }));
         assert_eq!(files(&w), [10, 11, 12]);
         assert_eq!(b.written_back(w), Left { blocks: 90, unseen: true }, "in flight, and one that is not seen");
+        // what it was granted in a call of which this process was not told is its own
+        let call = requester::parse_call("1 0x3 0x1 0x1000 0x0 0x0 0x0 0x7ffff0000000 0x55550000");
+        let in_call = |file| Some(Asker { call, ..by(file, 1) });
+        assert!(!b.takes(in_call(12), 60, || 100) && b.takes(in_call(10), 60, || 100));
     }
 
     #[test]
