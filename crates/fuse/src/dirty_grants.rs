@@ -71,12 +71,32 @@ struct Ledger {
 }
 
 /// What was granted and is not written back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Left {
     /// Granted since the writing back began, or in flight.
     pub blocks: u64,
     /// Some of it to threads that are not seen, and are taken to write for [`LATELY`].
     pub unseen: bool,
+    /// Some of it to threads that are seen to write.
+    pub writing: bool,
+}
+
+impl Left {
+    /// The more of two, of different owners.
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            blocks: self.blocks.max(other.blocks),
+            unseen: self.unseen | other.unseen,
+            writing: self.writing | other.writing,
+        }
+    }
+}
+
+/// What those do that are in flight: see [`Left`].
+#[derive(Debug, Clone, Copy, Default)]
+struct InFlight {
+    unseen: bool,
+    writing: bool,
 }
 
 /// A writing back that has begun.
@@ -87,7 +107,7 @@ pub(crate) struct WritingBack {
     pub files: Vec<WireId>,
     /// What is no longer held when that is done.
     blocks: u64,
-    unseen: bool,
+    in_flight: InFlight,
 }
 
 /// Not a thread.
@@ -259,19 +279,20 @@ impl DirtyGrants {
         let told: HashMap<u64, Instant> = self.0.lock().writers.iter().map(|(key, w)| (*key, w.told)).collect();
         let seen = look(told.keys().filter_map(|key| u32::try_from(*key).ok()).collect());
         let mut l = self.0.lock();
-        let unseen = l.keep_in_flight(&told, &seen);
+        let in_flight = l.keep_in_flight(&told, &seen);
         let blocks = l.granted.saturating_sub(l.in_flight());
         let files = l.promised.drain().map(|(_, id)| id).collect();
         let still: Vec<WireId> = l.writers.values().map(|w| w.id).collect();
         l.promised.extend(still.into_iter().map(|id| (id.ino().0, id)));
-        WritingBack { files, blocks, unseen }
+        WritingBack { files, blocks, in_flight }
     }
 
     /// The kernel has written them back; what is left.
     pub fn written_back(&self, done: WritingBack) -> Left {
         let mut l = self.0.lock();
         l.granted = l.granted.saturating_sub(done.blocks);
-        Left { blocks: l.granted, unseen: done.unseen }
+        let InFlight { unseen, writing } = done.in_flight;
+        Left { blocks: l.granted, unseen, writing }
     }
 }
 
@@ -281,25 +302,28 @@ impl Ledger {
     }
 
     /// Forgets writers that have stored their bytes: those that were `seen`, and were told to go on when `told` says, as the
-    /// others were after the look. Whether some that stay are not seen.
-    fn keep_in_flight(&mut self, told: &HashMap<u64, Instant>, seen: &HashMap<u32, Seen>) -> bool {
-        let mut unseen = false;
+    /// others were after the look. What those do that stay.
+    fn keep_in_flight(&mut self, told: &HashMap<u64, Instant>, seen: &HashMap<u32, Seen>) -> InFlight {
+        let mut in_flight = InFlight::default();
         self.writers.retain(|key, w| {
             if told.get(key) != Some(&w.told) {
                 return true;
             }
             let seen = u32::try_from(*key).ok().and_then(|thread| seen.get(&thread));
             match seen.map_or(Doing::Unknown, |seen| seen.since(w.call)) {
-                Doing::Writing(_) => true,
+                Doing::Writing(_) => {
+                    in_flight.writing = true;
+                    true
+                }
                 Doing::Other => false,
                 Doing::Unknown => {
                     let lately = w.told.elapsed() < LATELY;
-                    unseen |= lately;
+                    in_flight.unseen |= lately;
                     lately
                 }
             }
         });
-        unseen
+        in_flight
     }
 
     /// Forgets writers that cannot be in the midst of a `write` any more.
@@ -349,7 +373,7 @@ mod tests {
         let w = a.write_back_seeing(seeing(|_| Doing::Other));
         assert_eq!(files(&w), [10, 11]);
         assert!(!a.grant(by(12, 3), 1, || 100, drop), "nothing is written yet");
-        assert_eq!(a.written_back(w), Left { blocks: 0, unseen: false });
+        assert_eq!(a.written_back(w), Left { blocks: 0, unseen: false, writing: false });
         assert!(a.grant(by(12, 3), 100, || 100, drop));
     }
 
@@ -363,7 +387,7 @@ mod tests {
         // also while the rest is being written back
         let w = a.write_back_seeing(seeing(|t| if t == 2 { Doing::Writing(None) } else { Doing::Other }));
         a.take_back(by(10, 2));
-        assert_eq!(a.written_back(w), Left { blocks: 0, unseen: false });
+        assert_eq!(a.written_back(w), Left { blocks: 0, unseen: false, writing: true });
     }
 
     #[test]
@@ -458,7 +482,7 @@ mod tests {
         assert!(a.grant(by(10, 1), 60, || 100, drop) && a.grant(by(11, 2), 40, || 100, drop));
         let w = a.write_back_seeing(seeing(|t| if t == 2 { Doing::Writing(None) } else { Doing::Other }));
         assert_eq!(files(&w), [10, 11]);
-        assert_eq!(a.written_back(w), Left { blocks: 40, unseen: false });
+        assert_eq!(a.written_back(w), Left { blocks: 40, unseen: false, writing: true });
         assert!(!a.grant(by(10, 1), 61, || 100, drop) && a.grant(by(10, 1), 60, || 100, drop));
         let w = a.write_back_seeing(seeing(|_| Doing::Other));
         assert_eq!((files(&w), a.written_back(w).blocks), (vec![10, 11], 0));
@@ -478,10 +502,10 @@ mod tests {
             seeing(|_| Doing::Other)(threads)
         });
         assert_eq!(files(&w), [10, 11]);
-        assert_eq!(a.written_back(w), Left { blocks: 50, unseen: false });
+        assert_eq!(a.written_back(w), Left { blocks: 50, unseen: false, writing: false });
         // of a thread that was given up nothing is known
         let w = a.write_back_seeing(|_| HashMap::new());
-        assert_eq!(a.written_back(w), Left { blocks: 50, unseen: true });
+        assert_eq!(a.written_back(w), Left { blocks: 50, unseen: true, writing: false });
     }
 
     #[test]
@@ -489,10 +513,10 @@ mod tests {
         let a = DirtyGrants::default();
         assert!(a.grant(by(10, 0), 5, || 100, drop) && a.grant(by(11, 7), 5, || 100, drop));
         let w = a.write_back_seeing(seeing(|_| Doing::Unknown));
-        assert_eq!(a.written_back(w), Left { blocks: 10, unseen: true });
+        assert_eq!(a.written_back(w), Left { blocks: 10, unseen: true, writing: false });
         a.0.lock().writers.values_mut().for_each(|w| w.told -= 2 * LATELY);
         let w = a.write_back_seeing(seeing(|_| Doing::Unknown));
-        assert_eq!((files(&w), a.written_back(w)), (vec![10, 11], Left { blocks: 0, unseen: false }));
+        assert_eq!((files(&w), a.written_back(w)), (vec![10, 11], Left { blocks: 0, unseen: false, writing: false }));
         // a thread that is gone
         assert!(a.grant(by(3, u32::MAX >> 2), 5, || 100, drop));
         let w = a.write_back(&Looks::default());
@@ -508,7 +532,11 @@ mod tests {
         assert!(!b.grant(by(12, 3), 11, || 100, drop) && b.grant(by(12, 3), 10, || 100, drop));
         let w = b.write_back_seeing(seeing(|t| if t == 1 { Doing::Writing(None) } else { Doing::Other }));
         assert_eq!(files(&w), [10, 11, 12]);
-        assert_eq!(b.written_back(w), Left { blocks: 90, unseen: true }, "in flight, and one that is not seen");
+        assert_eq!(
+            b.written_back(w),
+            Left { blocks: 90, unseen: true, writing: true },
+            "in flight, and one that is not seen"
+        );
         // what it was granted in a call of which this process was not told is its own
         let call = requester::parse_call("1 0x3 0x1 0x1000 0x0 0x0 0x0 0x7ffff0000000 0x55550000");
         let in_call = |file| Some(Asker { call, ..by(file, 1) });

@@ -69,6 +69,7 @@ use crate::request::{Answer, Handled, Outcome, Request};
 use crate::requester::{self, Doing, Seen, WriteRange};
 use crate::session::run_aside;
 use crate::transport::Later;
+use crate::within_quota::pause;
 use braidfs::format::inode::{APPEND, IMMUTABLE};
 use braidfs::{Attr, DomainId, FileKind, InodeNo};
 use braidfs_sync::{Mutex, rank};
@@ -93,7 +94,8 @@ const SLACK_BLOCKS: u64 = 32;
 /// With fewer blocks the volume counts all of them ([`braidfs::Volume::write_room`]).
 const COUNTED_BLOCKS: u64 = 1 << 16;
 /// How long a `write` that does not fit waits for others that are under way; where some are not seen until they count as
-/// done ([`LATELY`]): one that only reads must not cost others their room.
+/// done ([`LATELY`]): one that only reads must not cost others their room. For those that are seen to write, where it would fit
+/// without them, [`beside::TAKES`].
 const IN_FLIGHT: Duration = Duration::from_millis(100);
 /// All domains are looked at so often at most, and not more than a twentieth of the time.
 const LOOK: Duration = Duration::from_millis(5);
@@ -825,10 +827,15 @@ impl BraidFs {
         if fits() {
             return self.let_write(fit.asker, fit.later);
         }
-        let patience = if left.unseen { LATELY + IN_FLIGHT } else { IN_FLIGHT };
+        let patience = match left.unseen {
+            // what they write counts twice until their `write`s have ended
+            _ if left.writing && self.own_room(ino) >= fit.need => beside::TAKES,
+            true => LATELY + IN_FLIGHT,
+            false => IN_FLIGHT,
+        };
         let in_flight = left.blocks > 0 && fit.since.elapsed() < patience;
         if in_flight || self.is_taking(self.domain_index(ino), fit.since) {
-            std::thread::sleep(Duration::from_micros(500));
+            std::thread::sleep(pause(fit.since));
             // as above
             self.jobs.send(Kind::Room, Whose::Mount, move |fs| fs.make_fit(fit));
             return;

@@ -46,9 +46,10 @@ const PIPE_BLOCKS: u64 = 17;
 /// So much is granted to an owner before the kernel writes back, at most (1 GiB), but for one `write` of more: more would be
 /// remembered by file for ever.
 const MOST_BLOCKS: u64 = 1 << 18;
-/// How long a `write` that does not fit waits for others that are under way.
+/// How long a `write` that does not fit waits for others that are under way; where it would fit without those that are seen to write,
+/// [`TAKES`].
 const IN_FLIGHT: Duration = Duration::from_millis(100);
-/// How long anybody waits for requests that take blocks past the cache, and count twice meanwhile.
+/// How long anybody waits for what counts twice meanwhile: requests that take blocks past the cache, and other `write`s.
 const TAKES: Duration = Duration::from_secs(10);
 
 type Ledgers = Mutex<HashMap<QuotaOwner, Arc<DirtyGrants>>, rank::QuotaGrants>;
@@ -174,7 +175,7 @@ impl BraidFs {
             Doing::Writing(None) | Doing::Unknown => UNSEEN_BLOCKS,
         };
         let asker = Asker { id, thread, call: seen.call };
-        let Err(refused) = self.grants(asker, need, &owners) else { return Ok(Within::Goes(Some(asker))) };
+        let Err(refused) = self.grants(MOST_BLOCKS, asker, need, &owners) else { return Ok(Within::Goes(Some(asker))) };
         let Some(waiting) = self.let_wait(false) else { return Err(refusal(refused)) };
         let later = cx.later();
         let range = requester::write_range(thread);
@@ -185,11 +186,12 @@ impl BraidFs {
         Ok(Within::Waits(Outcome::Deferred))
     }
 
-    /// Grants blocks where they fit beside what else was granted to each owner; the first that has no room for them refuses.
-    fn grants(&self, asker: Asker, blocks: u64, owners: &[QuotaOwner]) -> Result<(), QuotaOwner> {
+    /// Grants blocks where they fit beside what else was granted to each owner, and that makes no more than `most`; the first that
+    /// has no room for them refuses.
+    fn grants(&self, most: u64, asker: Asker, blocks: u64, owners: &[QuotaOwner]) -> Result<(), QuotaOwner> {
         let refuses = |owner: &QuotaOwner| {
             let room = || self.vol.quota_left(*owner).unwrap_or(u64::MAX);
-            !self.quota_grants.of(*owner).grant_of(MOST_BLOCKS, asker, blocks, room, drop)
+            !self.quota_grants.of(*owner).grant_of(most, asker, blocks, room, drop)
         };
         let Some(first) = owners.iter().position(refuses) else { return Ok(()) };
         // of a write that is not let in the others have nothing to count
@@ -207,20 +209,19 @@ impl BraidFs {
 
     /// Has the kernel write back what was granted to the owners, and tells the most that one of them has left.
     fn write_back_for(&self, owners: &[QuotaOwner], channel: &Channel) -> Left {
-        let mut most = Left { blocks: 0, unseen: false };
+        let mut most = Left::default();
         for owner in owners {
             let ledger = self.quota_grants.of(*owner);
             let writing = ledger.write_back(&self.looks);
             writing.files.iter().for_each(|id| _ = self.drop_pages(*id, None, channel));
-            let left = ledger.written_back(writing);
-            most = Left { blocks: most.blocks.max(left.blocks), unseen: most.unseen | left.unseen };
+            most = most.or(ledger.written_back(writing));
         }
         most
     }
 
     /// Has the kernel write back what was granted to the owners, and looks again. In jobs of these owners only.
     fn fit_quota(&self, fit: Fit) {
-        let Left { blocks, unseen } = self.write_back_for(&fit.owners, fit.later.channel());
+        let left = self.write_back_for(&fit.owners, fit.later.channel());
         self.end_removals(fit.later.channel());
         let ino = fit.asker.id.ino();
         // what the file has is known by now
@@ -228,9 +229,11 @@ impl BraidFs {
             let offset = offset.map_or_else(|| self.vol.getattr(ino).map(|a| a.size), Ok).ok()?;
             self.vol.new_blocks(ino, offset, len).ok()
         });
-        let granted = match need.unwrap_or(fit.need) {
+        let need = need.unwrap_or(fit.need);
+        // all that can be forgotten is, by now: what is left counts by its limits alone
+        let granted = match need {
             0 => Ok(()),
-            need => self.or_end_replaced(|| self.grants(fit.asker, need, &fit.owners)),
+            need => self.or_end_replaced(|| self.grants(u64::MAX, fit.asker, need, &fit.owners)),
         };
         let Err(refused) = granted else {
             // the domain may have little room besides
@@ -240,8 +243,10 @@ impl BraidFs {
             return self.fit_room(fit.asker, fit.range, fit.doing, fit.later, fit.waiting);
         };
         let taking = self.is_taking_of(&fit.owners);
-        if (blocks > 0 || taking) && fit.since.elapsed() < patience(taking, unseen) {
-            std::thread::sleep(Duration::from_micros(500));
+        // what others write counts twice until their `write`s have ended: where nothing else is in its way it waits for that
+        let for_writers = left.writing && self.vol.quota_left(refused).is_none_or(|room| room >= need);
+        if (left.blocks > 0 || taking) && fit.since.elapsed() < patience(taking || for_writers, left.unseen) {
+            std::thread::sleep(pause(fit.since));
             // as above
             self.jobs.send_for(&fit.owners.clone(), fit.whose, move |fs| fs.fit_quota(fit));
             return;
@@ -300,8 +305,12 @@ impl BraidFs {
     }
 }
 
-/// How long a request waits for others: for those that are `taking` blocks past the cache, or for `write`s, of threads that are not all
-/// seen.
+/// How long one that has waited `since` then does so before it is looked at again: what is written back meanwhile is much by and by.
+pub(crate) fn pause(since: Instant) -> Duration {
+    if since.elapsed() < IN_FLIGHT { Duration::from_micros(500) } else { Duration::from_millis(5) }
+}
+
+/// How long a request waits for others: for those that are `taking` blocks, or for `write`s, of threads that are not all seen.
 fn patience(taking: bool, unseen: bool) -> Duration {
     match unseen {
         _ if taking => TAKES,

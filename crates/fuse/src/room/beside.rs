@@ -26,8 +26,8 @@ use crate::within_quota::taking::TakingQuota;
 /// What a name may take: a block of the directory, another where that is split, those of the tables that tell of the two and of the
 /// inode.
 const NAME_BLOCKS: u64 = 8;
-/// Longest that a `write` waits for requests that take room, before it is refused.
-const TAKES: Duration = Duration::from_secs(10);
+/// Longest that a `write` waits for requests that take room, and for other `write`s, before it is refused.
+pub(super) const TAKES: Duration = Duration::from_secs(10);
 
 /// Blocks that a request takes, until this is dropped, and what was cloned of it.
 #[derive(Debug, Default, Clone)]

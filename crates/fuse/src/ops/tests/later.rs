@@ -315,6 +315,43 @@ fn who_takes_past_the_cache_waits_for_others_that_do() {
     assert!(!ledger.is_taking());
 }
 
+/// One large `write` of an owner refuses no others that are within the limit, though it was granted more than is remembered, and
+/// counts twice what is written back of it.
+#[test]
+fn who_asks_while_another_writes_much_waits_for_it() {
+    use crate::dirty_grants::Asker;
+    use crate::requester::{Doing, Seen};
+    let mut s = Served::without_open();
+    s.fs.looks = crate::looks::Looks::by(|_| Seen { doing: Doing::Writing(None), call: None });
+    let mut kernel = Kernel::of(&mut s);
+    let (held, file) = (s.of_user(ROOT, "held"), s.of_user(ROOT, "file"));
+    let ledger = s.fs.quota_grants.of(braidfs::QuotaOwner::User(USER));
+    let ask = || {
+        let arg = abi::GetattrIn { getattr_flags: abi::GETATTR_FH, dummy: 0, fh: 0 };
+        s.handled(&by_user(u32::MAX >> 2, op::GETATTR, file, arg.as_bytes()))
+    };
+    let next = || s.jobs.try_recv().map(|job| job(&s.fs));
+    s.limit_user(100 << 30);
+    s.fs.watch_quotas(&s.channel);
+    s.help();
+    assert!(ledger.grant(Asker { id: held, thread: 1, call: None }, (2 << 30) / 4096, || u64::MAX, drop));
+    assert_eq!(ask(), Ok(Outcome::Deferred));
+    s.help();
+    assert_eq!(kernel.told().last(), Some(&(false, 0)), "there is room for both");
+    s.limit_user(2 << 30);
+    s.fs.watch_quotas(&s.channel);
+    s.help();
+    kernel.told();
+    assert_eq!(ask(), Ok(Outcome::Deferred));
+    // longer than for what was told to go on just before
+    std::thread::sleep(std::time::Duration::from_millis(150));
+    assert_eq!((next(), next()), (Ok(()), Ok(())));
+    assert!(kernel.told().iter().all(|(notified, _)| *notified), "it is not answered");
+    ledger.has_stored(1);
+    s.help();
+    assert_eq!(kernel.told().last(), Some(&(false, 0)));
+}
+
 /// What a `write` was granted is not taken by FALLOCATE: the kernel writes it back first, and what is under way keeps its room.
 #[test]
 fn allocating_leaves_what_was_granted() {
