@@ -7,6 +7,8 @@ import contextlib
 import ctypes
 import errno
 import io
+import math
+import operator
 import os
 import stat as modes
 import weakref
@@ -54,6 +56,14 @@ def _time(ns: Optional[int]) -> Any:
     if ns is None:
         return ctypes.byref(TimeT(0, TIME_OMIT, 0))
     return ctypes.byref(TimeT(integer(ns // 1_000_000_000), ns % 1_000_000_000, 0))
+
+
+def _nanoseconds(seconds: float) -> int:
+    """Rounds as :func:`os.utime` does."""
+    if not isinstance(seconds, float):
+        return operator.index(seconds) * 1_000_000_000
+    fraction, whole = math.modf(seconds)
+    return int(whole) * 1_000_000_000 + math.floor(fraction * 1e9)
 
 
 class Volume:
@@ -353,7 +363,7 @@ class Volume:
         if times is not None and ns is not None:
             raise ValueError("utime: you may specify either 'times' or 'ns' but not both")
         if times is not None:
-            ns = (round(times[0] * 1e9), round(times[1] * 1e9))
+            ns = (_nanoseconds(times[0]), _nanoseconds(times[1]))
         now = ctypes.byref(TimeT(0, TIME_NOW, 0))
         both = (now, now) if ns is None else (_time(ns[0]), _time(ns[1]))
         with self._handle as volume:

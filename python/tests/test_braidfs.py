@@ -299,6 +299,17 @@ class InMemory(unittest.TestCase):
             braidfs.Volume.in_memory(64 << 20, "no-such-option")
         self.assertIn("no-such-option", str(e.exception))
 
+    def test_times_are_those_that_the_same_call_sets_on_the_host(self):
+        numbers = random.Random(1)
+        seconds = [numbers.choice((1e9, 2e9, 2.5, -1.0)) * numbers.random() for _ in range(200)]
+        self.v.write_bytes("f", b"")
+        with tempfile.NamedTemporaryFile() as host:
+            for t in [*seconds, 1_700_000_000.123457, 0.1, -0.3, -1e-10, 1e9 - 1e-7, 1_600_000_000, True]:
+                os.utime(host.name, times=(t, 5.7))
+                self.v.utime("f", times=(t, 5.7))
+                there, here = os.stat(host.name), self.v.stat("f")
+                self.assertEqual((here.st_atime_ns, here.st_mtime_ns), (there.st_atime_ns, there.st_mtime_ns), t)
+
     def test_names_and_attributes(self):
         v = self.v
         v.makedirs("a/b")
