@@ -9,7 +9,8 @@ extern "C" {
 #endif
 
 /* Makes the volume known to SQLite as the VFS `name`, for databases by `file:/path?vfs=NAME` or sqlite3_open_v2. An SQLite
- * error code. The volume stays the caller's, who closes it after braidfs_sqlite_unregister. */
+ * error code; SQLITE_MISUSE where SQLite knows the name, or the volume, already: connections by two names would not see
+ * each other's locks. The volume stays the caller's, who closes it after braidfs_sqlite_unregister. */
 int braidfs_sqlite_register(const char *name, braidfs_volume *volume, int make_default);
 
 /* Takes it away: after all databases on it were closed. */

@@ -720,6 +720,10 @@ static int make_known(const char *name, braidfs_volume *volume, int make_default
 		return SQLITE_ERROR;
 	if (sqlite3_vfs_find(name))
 		return SQLITE_MISUSE;
+	/* locks are those of one VFS: connections by two would write at once */
+	for (sqlite3_vfs *other = first; other; other = other->pNext)
+		if (other->xOpen == vfs_open && ((volume_vfs *)other)->volume == volume)
+			return SQLITE_MISUSE;
 	volume_vfs *on = calloc(1, sizeof *on + length);
 	if (!on)
 		return SQLITE_NOMEM;
@@ -784,6 +788,23 @@ static void close_loaded(void)
 		fprintf(stderr, "braidfs: the volume was not closed: %s\n", braidfs_error());
 }
 
+/* Takes the first name of a list with colons between them. Those of a URI's scheme, and up to the slash after its host, are its own. */
+static char *next_device(char **rest)
+{
+	char *first = *rest, *end;
+	if (!first)
+		return NULL;
+	size_t plain = strcspn(first, ":/");
+	end = first + plain;
+	if (!strncmp(end, "://", 3))
+		end += 3 + strcspn(end + 3, "/");
+	end = strchr(end, ':');
+	*rest = end ? end + 1 : NULL;
+	if (end)
+		*end = '\0';
+	return first;
+}
+
 static int open_loaded(char **error)
 {
 	const char *devices = getenv("BRAIDFS_VOLUME"), *names[64];
@@ -795,7 +816,7 @@ static int open_loaded(char **error)
 	char *list = strdup(devices), *rest = list;
 	if (!list)
 		return SQLITE_NOMEM;
-	for (char *one; count < 64 && (one = strsep(&rest, ":"));)
+	for (char *one; count < 64 && (one = next_device(&rest));)
 		names[count++] = one;
 	int r = rest ? -EINVAL : braidfs_open(names, count, getenv("BRAIDFS_OPTIONS"), &loaded);
 	if (r)

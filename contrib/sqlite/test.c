@@ -224,6 +224,8 @@ static void begin(const char *image, int make)
 	/* no commit by itself: only what SQLite has synced survives */
 	CHECK(braidfs_open(&image, 1, "commit=3600,noatime", &volume) == 0);
 	CHECK(braidfs_sqlite_register("braidfs", volume, 0) == SQLITE_OK);
+	/* the locks of one would mean nothing to the other */
+	CHECK(braidfs_sqlite_register("other", volume, 0) == SQLITE_MISUSE && !sqlite3_vfs_find("other"));
 }
 
 static void end(void)

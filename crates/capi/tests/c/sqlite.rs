@@ -35,6 +35,11 @@ fn sqlite_works_on_the_library() {
         let out = run(load.arg("extension").arg(&library).env("BRAIDFS_VOLUME", &image));
         assert_eq!(out, times);
     }
+    // the colons of a URI are its own: asked is the server, where nobody listens, after the image was found
+    let list = format!("{}:nbd://127.0.0.1:1/export", image.display());
+    let load = Command::new(&program).arg("extension").arg(&library).env("BRAIDFS_VOLUME", list).output().unwrap();
+    let why = String::from_utf8_lossy(&load.stderr);
+    assert!(!load.status.success() && why.to_lowercase().contains("connection refused"), "{why}");
 }
 
 /// The end of the process is to the library what a loss of power is to a mount, but for what the device has in its cache.
