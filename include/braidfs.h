@@ -20,8 +20,9 @@
  *            -EINVAL. A handle that was closed, or never opened, cannot be told from a good one.
  * Durability is that of a mount: what was synced survives a crash, names included; else the last commit (5 s).
  * Panics     of the library do not leave it: the call answers -ENOTRECOVERABLE, and so does each later one. Closing
- *            writes nothing more, but commits in the background go on until then (every 5 s): end the process at once. What
- *            was not durable is lost then, as in a crash; a new process recovers the volume when it opens it.
+ *            a volume writes nothing more, and answers that, too, but commits in the background go on until then (every 5 s):
+ *            end the process at once. What was not durable is lost then, as in a crash; a new process recovers the volume when
+ *            it opens it.
  *
  * The interface is the library's soname: functions and constants may be added to it, nothing else changes.
  */

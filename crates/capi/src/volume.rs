@@ -79,7 +79,9 @@ pub unsafe extern "C" fn braidfs_close(volume: *mut Volume) -> c_int {
         let owned = unsafe { Volume::take(volume) };
         if broken() {
             owned.abandon();
-            return Ok(());
+            // closed, but not as who gets 0 may think
+            let why = "the library had stopped after an error of its own: the volume is closed, and what was not durable is lost";
+            return Err(Fail::new(libc::ENOTRECOVERABLE, why));
         }
         owned.close().map_err(|e| {
             let e = braidfs_fs::Error::from(e);
