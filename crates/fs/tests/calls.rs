@@ -364,6 +364,11 @@ fn what_was_written_is_there_after_a_close() {
     let fs = Fs::open(&[&image], &Options::read_only()).unwrap();
     assert_eq!(fs.read("f").unwrap(), b"kept");
     assert_eq!(kind(fs.create("g")), ErrorKind::ReadOnlyFilesystem);
+    // as open(2) has it: not first where something is written
+    for how in [OpenOptions::new().read(true).write(true), OpenOptions::new().append(true)] {
+        assert_eq!(kind(how.open(&fs, "f")), ErrorKind::ReadOnlyFilesystem);
+    }
+    assert_eq!(kind(OpenOptions::new().write(true).open(&fs, "/")), ErrorKind::IsADirectory);
     let file = fs.open_read("f").unwrap();
     // dropped, it ends with its last file
     drop(fs);

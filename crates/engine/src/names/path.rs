@@ -327,6 +327,10 @@ impl Volume {
             _ => {}
         }
         let writes = how.write || how.truncate;
+        // what is behind a pipe, a socket or a device is no part of the volume
+        if writes && c.kind == FileKind::File && self.read_only() {
+            return Err(Error::ReadOnly);
+        }
         let flags = if writes { c.state.read().flags } else { 0 };
         if flags & IMMUTABLE != 0 {
             return Err(Error::Perm);
