@@ -28,7 +28,11 @@ impl Volume {
 impl MountedVolume {
     /// [`Volume::link`] of an inode in a directory that are at hand, for `asker`.
     pub(crate) fn link_in(&self, c: &Arc<Cell>, d: &Arc<Cell>, name: &[u8], asker: Asker<'_>) -> Result<Attr> {
-        asker.check_early(d, WRITE | SEARCH)?;
+        if let Err(e) = asker.check_early(d, WRITE | SEARCH) {
+            // as link(2) has it: who may look is told of a name that is there, and not of what he may not do
+            let lives = asker.check_early(d, SEARCH).is_ok() && self.find_in(d, name)?.is_some();
+            return Err(if lives { Error::Exists } else { e });
+        }
         check_name(name)?;
         self.check_border(c.domain, d.domain)?;
         let mut blocks = ENTRY_BLOCKS;

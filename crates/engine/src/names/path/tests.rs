@@ -189,3 +189,22 @@ fn no_link_is_made_where_it_may_not_be_any_more() {
         assert_eq!(s.owner(b"new"), None);
     }
 }
+
+/// As link(2) has it: a name that is there comes before what may not be done to the directory, for who may look.
+#[test]
+fn a_link_to_a_name_that_is_there_is_told_so() {
+    let s = Scene::new(false, FileKind::File);
+    let link = |to: &[u8], mode: u32| {
+        s.volume.setattr(s.dir, &SetAttr { mode: Some(mode), ..SetAttr::default() }).unwrap();
+        s.volume.link_path(b"ours", to, &user(OURS)).unwrap_err()
+    };
+    let new = NewNode { kind: FileKind::File, mode: 0o777, umask: 0, rdev: 0, target: b"" };
+    s.volume.create(InodeNo::ROOT, b"ours", &new, &user(OURS)).unwrap();
+    for (to, mode, right) in [
+        (b"t/theirs".as_slice(), 0o755, Error::Exists),
+        (b"t/new", 0o755, Error::Access),
+        (b"t/theirs", 0o754, Error::Access),
+    ] {
+        assert_eq!(format!("{:?}", link(to, mode)), format!("{right:?}"), "{mode:o}");
+    }
+}
