@@ -746,3 +746,19 @@ fn a_label_is_shown_and_changed() {
     assert_eq!(b.run(&["label", "vol.img"]).ok().out, "\n");
     b.run(&["fsck", "-f", "-n", "vol.img"]).ok();
 }
+
+/// Behind a file that was cut off another one would look like its rest.
+#[test]
+fn a_full_output_ends_what_is_written_to_it() {
+    let b = Bench::with_volume();
+    b.write("f", "line\n".repeat(1000));
+    b.run(&["cp", "f", "vol.img:/a"]).ok();
+    b.run(&["cp", "f", "vol.img:/b"]).ok();
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut cat = Command::new(env!("CARGO_BIN_EXE_braidfs"));
+    let cat = run(cat.args(["cat", "vol.img", "/a", "/b"]).current_dir(b.path(".")).stdout(full));
+    assert_eq!(cat.fails(1, &["No space left"]).err.lines().count(), 1);
+    // what cannot be read is left out
+    let some = b.run(&["cat", "vol.img", "/missing", "/a"]).fails(1, &["/missing"]);
+    assert_eq!(some.out.len(), 5000);
+}

@@ -25,12 +25,13 @@ pub fn run(args: &Args) -> Outcome {
     let mut code = 0;
     for path in &paths {
         match copy(&tree, path, &mut buf, &mut out) {
-            // of a file: the next one follows; of the output: the end
-            Err(f) if f.code == 1 => {
+            Ok(()) => {}
+            // the next one follows
+            Err(Stop::File(f)) => {
                 crate::complain(format_args!("{f}"));
                 code = 1;
             }
-            done => done?,
+            Err(Stop::Output(f)) => return Err(f),
         }
     }
     out.flush().map_err(|e| Failure::output(&e))?;
@@ -38,15 +39,23 @@ pub fn run(args: &Args) -> Outcome {
     Ok(code)
 }
 
-fn copy(tree: &VolumeTree, path: &[u8], buf: &mut [u8], out: &mut impl Write) -> Result<(), Failure> {
-    let fail = |why: braidfs::Error| Failure::at("cannot read", tree.show(path), why);
+/// Why a file was not written to its end.
+enum Stop {
+    /// It cannot be read.
+    File(Failure),
+    /// Nothing more can be written.
+    Output(Failure),
+}
+
+fn copy(tree: &VolumeTree, path: &[u8], buf: &mut [u8], out: &mut impl Write) -> Result<(), Stop> {
+    let fail = |why: braidfs::Error| Stop::File(Failure::at("cannot read", tree.show(path), why));
     let file = tree.open_file(path).map_err(fail)?;
     let mut at = 0;
     loop {
         match tree.volume().read(&file, at, buf).map_err(fail)? {
             0 => return Ok(()),
             n => {
-                out.write_all(&buf[..n]).map_err(|e| Failure::output(&e))?;
+                out.write_all(&buf[..n]).map_err(|e| Stop::Output(Failure::output(&e)))?;
                 at += n as u64;
             }
         }
