@@ -762,3 +762,9 @@ fn a_full_output_ends_what_is_written_to_it() {
     let some = b.run(&["cat", "vol.img", "/missing", "/a"]).fails(1, &["/missing"]);
     assert_eq!(some.out.len(), 5000);
 }
+
+#[test]
+fn a_scrub_without_any_rate_is_refused() {
+    let b = Bench::with_volume();
+    b.run(&["scrub", "--rate", "0", "vol.img"]).fails(1, &["--rate", "no limit"]);
+}

@@ -34,7 +34,7 @@ pub struct Args {
     #[arg(long, conflicts_with = "json")]
     mend: bool,
     /// Of a mounted volume: read at most this much per second
-    #[arg(long, value_name = "SIZE", value_parser = text::parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_rate)]
     rate: Option<u64>,
     /// Of a mounted volume: metadata only
     #[arg(long)]
@@ -81,6 +81,14 @@ pub fn run(args: &Args) -> Outcome {
     bar.finish();
     let report = report.map_err(|e| open::explain_check("cannot scrub", &paths, e))?;
     tell(args, &report, &open::show(&paths))
+}
+
+/// To the server 0 is no limit, the opposite of what it looks like.
+fn parse_rate(text: &str) -> Result<u64, String> {
+    match text::parse_size(text)? {
+        0 => Err("nothing would be read: leave out --rate for no limit".into()),
+        rate => Ok(rate),
+    }
 }
 
 fn bar(args: &Args) -> Bar {
