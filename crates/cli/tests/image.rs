@@ -145,3 +145,37 @@ fn runs_outside_of_a_device_are_refused() {
         assert!(said.code == 1 && !b.path("x").exists(), "{devices} {blocks} {device} {first} {count}: {said:?}");
     }
 }
+
+/// A signal ends a run at any time: what is half written must not look whole.
+#[test]
+fn what_is_not_whole_has_no_name_yet() {
+    let b = filled(&["a.img"]);
+    b.run(&["image", "export", "a.img", "out.brfs"]).ok();
+    let whole = b.read("out.brfs");
+    rustix::fs::mknodat(rustix::fs::CWD, b.path("pipe"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let mut import = std::process::Command::new(env!("CARGO_BIN_EXE_braidfs"));
+    let mut import = import.args(["image", "import", "pipe", "b.img"]).current_dir(b.path(".")).spawn().unwrap();
+    let mut pipe = std::fs::File::options().write(true).open(b.path("pipe")).unwrap();
+    std::io::Write::write_all(&mut pipe, &whole[..whole.len() / 2]).unwrap();
+    let names = || {
+        let names = std::fs::read_dir(b.path(".")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name == "b.img" || name.ends_with(".part")).collect::<Vec<_>>()
+    };
+    while names().is_empty() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    import.kill().unwrap();
+    import.wait().unwrap();
+    assert!(!b.path("b.img").exists());
+    // the next run is not disturbed, and leaves nothing else
+    b.run(&["image", "import", "out.brfs", "b.img"]).ok();
+    assert_eq!(names().len(), 2);
+    let before = b.read("b.img");
+    b.run(&["image", "import", "out.brfs", "b.img"]).fails(1, &["b.img: it exists: remove it first"]);
+    b.run(&["image", "export", "a.img", "b.img"]).fails(1, &["b.img: it exists: remove it first"]);
+    assert!(b.read("b.img") == before);
+    std::fs::write(b.path("cut.brfs"), &whole[..whole.len() / 2]).unwrap();
+    b.run(&["image", "import", "cut.brfs", "c.img"]).fails(1, &["cut.brfs"]);
+    assert!(!b.path("c.img").exists());
+    assert_eq!(names().len(), 2);
+}

@@ -14,6 +14,8 @@ use braidfs_device::BLOCK_BYTES;
 use braidfs_format::super_block::{DEVICE_BLOCKS_MAX, MAX_DEVICES};
 use flate2::read::GzDecoder;
 use flate2::{Compression, write::GzEncoder};
+use rustix::fs::{CWD, RenameFlags};
+use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, IsTerminal, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -33,7 +35,8 @@ const RUN_BLOCKS: u32 = 256;
     braidfs fsck -fn copy.img                         finds there what it finds on the volume\n\n\
     File data, also of small files, and the values of extended attributes become zeros. Names of files and of extended \
     attributes, targets of symbolic links, sizes, owners and times stay: whoever gets the file sees them. Other users \
-    cannot read what either command makes (mode 0600). The volume is not mounted meanwhile, and not changed: a journal \
+    cannot read what either command makes (mode 0600). What it makes has its name when it is whole, and is called \
+    braidfs-image-*.part until then: remove what a run has left that was stopped. The volume is not mounted meanwhile, and not changed: a journal \
     that was not replayed is replayed in memory, and the file has the result.")]
 pub struct Args {
     #[command(subcommand)]
@@ -68,9 +71,49 @@ pub fn run(args: &Args) -> Outcome {
     }
 }
 
-/// A new file that other users cannot read: whoever lists the volume's names needs its device.
-fn create(path: &Path) -> io::Result<File> {
-    File::options().write(true).create_new(true).mode(0o600).open(path)
+/// A file that has its name when it is whole and durable: a run that a signal ends leaves nothing that looks so.
+struct Partial {
+    file: File,
+    path: PathBuf,
+    /// What it is called until then.
+    partial: PathBuf,
+}
+
+impl Partial {
+    /// A new file that other users cannot read: whoever lists the volume's names needs its device. `number`: of those that this
+    /// process makes.
+    fn create(path: &Path, number: usize) -> Result<Self, Failure> {
+        if path.symlink_metadata().is_ok() {
+            return Err(is_there(path));
+        }
+        let partial = path.with_file_name(format!("braidfs-image-{}-{number}.part", std::process::id()));
+        let file = File::options().write(true).create_new(true).mode(0o600).open(&partial);
+        let file = file.map_err(|e| Failure::at("cannot make", partial.display(), host_error(&e)))?;
+        Ok(Self { file, path: path.to_owned(), partial })
+    }
+
+    /// Makes it durable and gives it its name, which nothing else must have.
+    fn finish(&self) -> Result<(), Failure> {
+        let fail = |e: io::Error| Failure::at("cannot write", self.path.display(), host_error(&e));
+        self.file.sync_all().map_err(fail)?;
+        match rustix::fs::renameat_with(CWD, &self.partial, CWD, &self.path, RenameFlags::NOREPLACE) {
+            // a file system that cannot; the other name goes with `self`
+            Err(Errno::INVAL | Errno::NOSYS) => std::fs::hard_link(&self.partial, &self.path),
+            done => done.map_err(io::Error::from),
+        }
+        .map_err(|e| if e.kind() == io::ErrorKind::AlreadyExists { is_there(&self.path) } else { fail(e) })
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        // mostly it has its name
+        let _ = std::fs::remove_file(&self.partial);
+    }
+}
+
+fn is_there(path: &Path) -> Failure {
+    Failure::at("cannot make", path.display(), "it exists: remove it first, or name another file")
 }
 
 fn export(devices: &[PathBuf], file: &Path) -> Outcome {
@@ -79,9 +122,9 @@ fn export(devices: &[PathBuf], file: &Path) -> Outcome {
     let opened = open::devices(&paths, false)?;
     open::nobody_writes(&opened)?;
     let volume = image::open(&opened, &JournalReplay).map_err(explain)?;
-    let created = create(file).map_err(|e| Failure::at("cannot make", file.display(), host_error(&e)))?;
+    let created = Partial::create(file, 0)?;
     let done = (|| {
-        let mut out = Writer::new(BufWriter::new(created), &volume.device_blocks())?;
+        let mut out = Writer::new(BufWriter::new(&created.file), &volume.device_blocks())?;
         let bar = Bar::new(io::stderr().is_terminal());
         volume.metadata(&mut |device, at, block| out.put(device, at, block), &|done, total| {
             bar.show("metadata", done, total)
@@ -89,11 +132,8 @@ fn export(devices: &[PathBuf], file: &Path) -> Outcome {
         bar.finish();
         Ok(out.finish()?)
     })();
-    let (blocks, bytes) = done.map_err(|e| {
-        // The first error is the one to tell.
-        let _ = std::fs::remove_file(file);
-        explain(e)
-    })?;
+    let (blocks, bytes) = done.map_err(explain)?;
+    created.finish()?;
     let place = open::show(&paths);
     for f in &volume.findings {
         crate::say(format_args!("{}", line(&place, f).trim_end()))?;
@@ -115,42 +155,40 @@ fn import(file: &Path, images: &[PathBuf]) -> Outcome {
             format!("it has {} devices, {} images were named: name one for each", from.devices.len(), images.len());
         return Err(Failure::at("cannot import", file.display(), why));
     }
-    let mut made: Vec<&PathBuf> = Vec::new();
-    let done = (|| {
-        let mut files = Vec::new();
-        for (path, blocks) in images.iter().zip(&from.devices) {
-            let fail = |e: io::Error| Failure::at("cannot make", path.display(), host_error(&e));
-            let image = create(path).map_err(fail)?;
-            made.push(path);
-            image.set_len(blocks * BLOCK_BYTES as u64).map_err(fail)?;
-            files.push(image);
-        }
-        while let Some((device, at, run)) = from.next().map_err(|e| fail(&e))? {
-            let path = images[device].display();
-            files[device].write_all_at(&run, at).map_err(|e| Failure::at("cannot write", path, host_error(&e)))?;
-        }
-        Ok(())
-    })();
-    if done.is_err() {
-        for path in made {
-            // The first error is the one to tell.
-            let _ = std::fs::remove_file(path);
+    let mut made = Vec::new();
+    for (path, blocks) in images.iter().zip(&from.devices) {
+        let image = Partial::create(path, made.len())?;
+        let sized = image.file.set_len(blocks * BLOCK_BYTES as u64);
+        sized.map_err(|e| Failure::at("cannot make", path.display(), host_error(&e)))?;
+        made.push(image);
+    }
+    while let Some((device, at, run)) = from.next().map_err(|e| fail(&e))? {
+        let Partial { file, path, .. } = &made[device];
+        file.write_all_at(&run, at).map_err(|e| Failure::at("cannot write", path.display(), host_error(&e)))?;
+    }
+    for (n, image) in made.iter().enumerate() {
+        if let Err(e) = image.finish() {
+            for whole in &made[..n] {
+                // The first error is the one to tell.
+                let _ = std::fs::remove_file(&whole.path);
+            }
+            return Err(e);
         }
     }
-    done.map(|()| 0)
+    Ok(0)
 }
 
 /// Writes the stream; neighbouring blocks become one run.
-struct Writer {
-    out: GzEncoder<BufWriter<File>>,
+struct Writer<'f> {
+    out: GzEncoder<BufWriter<&'f File>>,
     device: u32,
     first: u64,
     run: Vec<u8>,
     blocks: u64,
 }
 
-impl Writer {
-    fn new(out: BufWriter<File>, devices: &[u64]) -> io::Result<Self> {
+impl<'f> Writer<'f> {
+    fn new(out: BufWriter<&'f File>, devices: &[u64]) -> io::Result<Self> {
         let mut out = GzEncoder::new(out, Compression::default());
         out.write_all(MAGIC)?;
         out.write_all(&(devices.len() as u32).to_le_bytes())?;
@@ -185,7 +223,6 @@ impl Writer {
         self.flush()?;
         self.out.write_all(&END.to_le_bytes())?;
         let file = self.out.finish()?.into_inner().map_err(io::IntoInnerError::into_error)?;
-        file.sync_all()?;
         Ok((self.blocks, file.metadata()?.len()))
     }
 }
@@ -259,7 +296,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("report.brfs");
         for (blocks, holds) in [(1 << 33, true), (DEVICE_BLOCKS_MAX, true), (DEVICE_BLOCKS_MAX + 1, false)] {
-            let mut out = Writer::new(BufWriter::new(File::create(&path).unwrap()), &[7, blocks]).unwrap();
+            let file = File::create(&path).unwrap();
+            let mut out = Writer::new(BufWriter::new(&file), &[7, blocks]).unwrap();
             out.put(1, blocks - 1, &[0x5a; BLOCK_BYTES]).unwrap();
             out.finish().unwrap();
             let read = Reader::new(File::open(&path).unwrap());
