@@ -1,7 +1,7 @@
 //! The kernel's file systems, by system calls. Low-level module: the `unsafe` of one that rustix lacks is here.
 
 use crate::{FileKind, FileSystem, OpenHow, Stat, Timestamp, Xattr};
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use rustix::fs::{self, AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 use std::ffi::CStr;
@@ -133,6 +133,24 @@ fn chmod_of(file: &OwnedFd, mode: Mode) -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+#[inline]
+#[allow(clippy::unnecessary_cast, reason = "some are of another width on other machines")]
+fn told(s: &fs::Stat) -> Stat {
+    let time = |sec: i64, nsec: u64| Timestamp { sec, nsec: nsec as u32 };
+    Stat {
+        kind: FileKind::from_mode(s.st_mode).unwrap_or(FileKind::File),
+        mode: s.st_mode & 0o7777,
+        uid: s.st_uid,
+        gid: s.st_gid,
+        size: s.st_size as u64,
+        atime: time(s.st_atime as i64, s.st_atime_nsec as u64),
+        mtime: time(s.st_mtime as i64, s.st_mtime_nsec as u64),
+        rdev: s.st_rdev,
+        nlink: s.st_nlink as u64,
+        id: (s.st_dev, s.st_ino),
+    }
+}
+
 fn times(stat: &Stat) -> Timestamps {
     let time = |t: Timestamp| Timespec { tv_sec: t.sec, tv_nsec: t.nsec.into() };
     Timestamps { last_access: time(stat.atime), last_modification: time(stat.mtime) }
@@ -157,25 +175,22 @@ impl FileSystem for Kernel {
         flags.set(OFlags::SYNC, how.sync);
         flags.set(OFlags::NOFOLLOW, how.no_follow);
         flags.set(OFlags::DIRECTORY, how.directory);
+        flags.set(OFlags::NONBLOCK, how.no_wait);
         again(|| fs::openat(self.root(), path, flags, Mode::from_raw_mode(how.mode)))
     }
     #[inline]
     fn stat(&self, path: &CStr, follow: bool) -> io::Result<Stat> {
         let flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
-        let s = fs::statat(self.root(), path, flags)?;
-        let time = |sec: i64, nsec: u64| Timestamp { sec, nsec: nsec as u32 };
-        Ok(Stat {
-            kind: FileKind::from_mode(s.st_mode).unwrap_or(FileKind::File),
-            mode: s.st_mode & 0o7777,
-            uid: s.st_uid,
-            gid: s.st_gid,
-            size: s.st_size as u64,
-            atime: time(s.st_atime as i64, s.st_atime_nsec as u64),
-            mtime: time(s.st_mtime as i64, s.st_mtime_nsec as u64),
-            rdev: s.st_rdev,
-            nlink: s.st_nlink as u64,
-            id: (s.st_dev, s.st_ino),
-        })
+        Ok(told(&fs::statat(self.root(), path, flags)?))
+    }
+    #[inline]
+    fn stat_of(&self, file: &OwnedFd) -> io::Result<Stat> {
+        Ok(told(&fs::fstat(file)?))
+    }
+    fn close(&self, file: OwnedFd) -> io::Result<()> {
+        // SAFETY: nobody else has the descriptor
+        let done = unsafe { libc::close(file.into_raw_fd()) };
+        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
     fn list(&self, path: &CStr) -> io::Result<Vec<Vec<u8>>> {
         let names = fs::Dir::new(self.open_dir(path)?)?.map(|e| Ok(e?.file_name().to_bytes().to_vec()));

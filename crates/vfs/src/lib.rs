@@ -46,6 +46,8 @@ pub struct OpenHow {
     pub no_follow: bool,
     /// O_DIRECTORY: what is no directory is refused.
     pub directory: bool,
+    /// O_NONBLOCK: the open of a pipe waits for nobody; nothing to a library.
+    pub no_wait: bool,
     /// Permissions of a new file.
     pub mode: u32,
 }
@@ -63,6 +65,7 @@ impl OpenHow {
         sync: false,
         no_follow: false,
         directory: false,
+        no_wait: false,
         mode: 0,
     };
     /// O_RDWR of a file that is there.
@@ -112,13 +115,17 @@ pub type Xattr = (Vec<u8>, Vec<u8>);
 /// of the errno.
 #[allow(clippy::missing_errors_doc)] // said once, above
 pub trait FileSystem: Send + Sync {
-    /// An open file; closed when dropped.
+    /// An open file; closed when dropped, and nobody is told how that went.
     type File: Send;
 
     /// open(2) or creat(2), as `how` says.
     fn open(&self, path: &CStr, how: OpenHow) -> io::Result<Self::File>;
     /// stat(2), or lstat(2) where a symlink at the end is not to be followed.
     fn stat(&self, path: &CStr, follow: bool) -> io::Result<Stat>;
+    /// fstat(2).
+    fn stat_of(&self, file: &Self::File) -> io::Result<Stat>;
+    /// close(2), which may tell of writes that a file system has put off: one of the network, of a quota. Closed it is all the same.
+    fn close(&self, file: Self::File) -> io::Result<()>;
     /// Names in a directory, without `.` and `..`.
     fn list(&self, path: &CStr) -> io::Result<Vec<Vec<u8>>>;
     /// readlink(2): the whole target.

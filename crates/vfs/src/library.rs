@@ -55,6 +55,22 @@ fn relative(path: &CStr) -> &[u8] {
     }
 }
 
+#[inline]
+fn told(a: &Attr) -> Stat {
+    Stat {
+        kind: a.kind(),
+        mode: a.mode & 0o7777,
+        uid: a.uid,
+        gid: a.gid,
+        size: a.size,
+        atime: a.atime,
+        mtime: a.mtime,
+        rdev: a.rdev,
+        nlink: a.nlink.into(),
+        id: (0, a.ino.0),
+    }
+}
+
 /// What [`FileSystem::set_attributes`] sets.
 fn attributes(stat: &Stat) -> SetAttr {
     SetAttr {
@@ -175,19 +191,16 @@ impl FileSystem for Library {
     }
     #[inline]
     fn stat(&self, path: &CStr, follow: bool) -> io::Result<Stat> {
-        let a = self.attr(path, follow)?;
-        Ok(Stat {
-            kind: a.kind(),
-            mode: a.mode & 0o7777,
-            uid: a.uid,
-            gid: a.gid,
-            size: a.size,
-            atime: a.atime,
-            mtime: a.mtime,
-            rdev: a.rdev,
-            nlink: a.nlink.into(),
-            id: (0, a.ino.0),
-        })
+        Ok(told(&self.attr(path, follow)?))
+    }
+    #[inline]
+    fn stat_of(&self, file: &OpenFile) -> io::Result<Stat> {
+        Ok(told(&call(self.volume.getattr(file.ino()))?))
+    }
+    fn close(&self, file: OpenFile) -> io::Result<()> {
+        // what was put off is the volume's
+        drop(file);
+        Ok(())
     }
     fn list(&self, path: &CStr) -> io::Result<Vec<Vec<u8>>> {
         let (dir, mut names) = (self.attr(path, true)?, Vec::new());

@@ -30,6 +30,11 @@ fn answers<F: FileSystem>(fs: &F) -> Vec<String> {
     say("fsync", fs.fsync(&file, false).and_then(|()| fs.fsync(&file, true)).map(|()| String::new()));
     let described = |s: Stat| format!("{:?} {:o} {} {} {} {}", s.kind, s.mode, s.uid, s.gid, s.size, s.rdev);
     say("stat", fs.stat(c"d/f", true).map(described));
+    say("stat of what is open", fs.stat_of(&file).map(described));
+    let same = fs.stat_of(&file).unwrap().id == fs.stat(c"d/f", true).unwrap().id;
+    say("its number", Ok(same.to_string()));
+    let other = fs.open(c"d/f", OpenHow { no_wait: true, ..OpenHow::READ }).unwrap();
+    say("close", fs.close(other).map(|()| String::new()));
     say("symlink", fs.symlink(c"f", c"d/l").map(|()| String::new()));
     say("readlink", fs.read_link(c"d/l").map(|t| String::from_utf8(t).unwrap()));
     say("readlink of a file", fs.read_link(c"d/f").map(|_| String::new()));

@@ -5,6 +5,8 @@
 //! that a hostile volume cannot send a copy elsewhere on the host; nor can a loop of its directories keep a copy from its end. A
 //! device, a pipe or the standard output that is itself named as the destination, or a symlink to it, is written into, as by cp(1):
 //! what lies in a directory that is named is replaced. The devices of the volumes are never written as files of the host.
+//! A source is read by the descriptor that was looked at: whoever may change the directory of the host that it lies in has no other file
+//! copied by that name.
 
 mod keep;
 
@@ -15,11 +17,14 @@ use crate::tree::{HostTree, MET_BEFORE, Target, Tree};
 use crate::{open, text};
 use braidfs_vfs::{FileKind, FileSystem, OpenHow, Stat};
 use keep::{Losses, Place};
+use rustix::io::Errno;
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, OsString};
 use std::io;
 use std::path::PathBuf;
+use std::thread::sleep;
+use std::time::Duration;
 
 /// A result whose error is a reason for the user, without the path: who reports it knows that.
 type Res<T> = Result<T, String>;
@@ -146,6 +151,10 @@ fn reason(e: io::Error) -> String {
 fn c(text: &[u8]) -> Res<CString> {
     CString::new(text).map_err(|_| "a path cannot hold a zero byte".into())
 }
+
+/// How long, and how often, is waited for a file that somebody has a lease of, as file servers do: longer than the kernel lets him keep it.
+const LEASE_WAIT: Duration = Duration::from_millis(20);
+const LEASE_WAITS: u32 = 3000;
 
 /// An open file of a tree.
 type Open<T> = <<T as Tree>::Fs as FileSystem>::File;
@@ -281,8 +290,7 @@ impl<T: Tree> Dest<'_, T> {
         let is_named = top && !self.into_dir && meta.kind == FileKind::File;
         let stream = if is_named { self.stream(to)? } else { None };
         old = stream.or(old);
-        // Without the umask: where the directory has a default ACL, that takes the place of it. For nobody else until all is set.
-        let mode = meta.mode & if self.preserve { 0o700 } else { 0o777 };
+        let mode = self.first_mode(&meta);
         if walk.whence.same_tree && old.is_some_and(|o| o.id == meta.id) {
             return Err(format!("{} is the same file", self.tree.show(to)));
         }
@@ -329,18 +337,27 @@ impl<T: Tree> Dest<'_, T> {
             return Err("is a special file: copy it with -r".into());
         }
         if let Some(stream) = stream {
-            return self.write_stream(source, from, to, stream.kind == FileKind::File);
+            let (input, _) = open_seen(source, from, &meta, follow)?;
+            return self.write_stream(source.fs(), &input, to, stream.kind == FileKind::File);
         }
         let original = (walk.whence.number, meta.id);
         let has_others = self.preserve && meta.nlink > 1;
         if has_others && self.link_to_copy(&original, to, &mut old)? {
             return Ok(());
         }
+        // before anything at the destination is touched
+        let input = match meta.kind {
+            FileKind::File => Some(open_seen(source, from, &meta, follow)?),
+            _ => None,
+        };
         if old.is_some_and(|o| o.kind != FileKind::File || meta.kind != FileKind::File) {
             fs.unlink(&at(self.tree, to)?).map_err(reason).map_err(here)?;
             old = None;
         }
-        self.make(source, from, to, &meta, if old.is_some() { 0o600 } else { mode })?;
+        match &input {
+            Some((input, meta)) => self.make_file(source, input, to, meta, old.is_some())?,
+            None => self.make_node(source, from, to, &meta)?,
+        }
         if has_others {
             let made = stat(self.tree, to, false).map_err(here)?.map(|s| (to.to_vec(), s.id));
             self.copied.borrow_mut().extend(made.map(|made| (original, made)));
@@ -348,21 +365,33 @@ impl<T: Tree> Dest<'_, T> {
         Ok(())
     }
 
-    /// Copies what is no directory; `mode`: permissions until it has all.
-    fn make<S: Tree>(&self, source: &S, from: &[u8], to: &[u8], meta: &Stat, mode: u32) -> Res<()> {
+    /// Permissions that a copy has until it has all. Without the umask: where the directory has a default ACL, that takes the place of
+    /// it. For nobody else until all is set.
+    fn first_mode(&self, meta: &Stat) -> u32 {
+        meta.mode & if self.preserve { 0o700 } else { 0o777 }
+    }
+
+    /// Copies a file that is open; `exists`: into one that is there.
+    fn make_file<S: Tree>(&self, source: &S, input: &Open<S>, to: &[u8], meta: &Stat, exists: bool) -> Res<()> {
+        let (fs, here) = (self.tree.fs(), |e: io::Error| format!("to {}: {}", self.tree.show(to), reason(e)));
+        let mode = if exists { 0o600 } else { self.first_mode(meta) };
+        let how = OpenHow { read: false, truncate: true, no_follow: true, mode, ..OpenHow::CREATE };
+        let file = fs.open(&at(self.tree, to)?, how).map_err(here)?;
+        self.content(source.fs(), input, to, &file, meta.size)?;
+        self.keep_if_wanted(&Place::Open(source.fs(), input), &Place::Open(fs, &file), meta, to)?;
+        fs.close(file).map_err(here)
+    }
+
+    /// Copies what is neither a directory nor a file.
+    fn make_node<S: Tree>(&self, source: &S, from: &[u8], to: &[u8], meta: &Stat) -> Res<()> {
         let (fs, here) = (self.tree.fs(), |e: io::Error| format!("to {}: {}", self.tree.show(to), reason(e)));
         let (from_path, to_path) = (at(source, from)?, at(self.tree, to)?);
         match meta.kind {
-            FileKind::File => {
-                let (input, file) = self.content(source, from, to, mode)?;
-                let (input, file) = (Place::Open(source.fs(), &input), Place::Open(fs, &file));
-                return self.keep_if_wanted(&input, &file, meta, to);
-            }
             FileKind::Symlink => {
                 let target = source.fs().read_link(&from_path).map_err(reason)?;
                 fs.symlink(&c(&target)?, &to_path).map_err(here)?;
             }
-            kind => fs.mknod(&to_path, kind, mode, meta.rdev).map_err(here)?,
+            kind => fs.mknod(&to_path, kind, self.first_mode(meta), meta.rdev).map_err(here)?,
         }
         self.keep_if_wanted(&Place::Named(source.fs(), &from_path), &Place::Named(fs, &to_path), meta, to)
     }
@@ -433,16 +462,15 @@ impl<T: Tree> Dest<'_, T> {
 
     /// Writes a file's content, its holes as zeros, to what has no places; owner, mode and times of that stay. A `file` begins
     /// anew.
-    fn write_stream(&self, source: &impl Tree, from: &[u8], to: &[u8], file: bool) -> Res<()> {
+    fn write_stream<F: FileSystem>(&self, fs: &F, input: &F::File, to: &[u8], file: bool) -> Res<()> {
         let here = |e: io::Error| format!("to {}: {}", self.tree.show(to), reason(e));
-        let (fs, out) = (source.fs(), self.tree.fs());
-        let input = fs.open(&at(source, from)?, OpenHow::READ).map_err(reason)?;
+        let out = self.tree.fs();
         let how = OpenHow { read: false, truncate: file, ..OpenHow::WRITE };
         let output = out.open(&at(self.tree, to)?, how).map_err(here)?;
         let (mut buf, mut done) = (vec![0u8; 1 << 20], 0);
         loop {
-            match fs.read(&input, done, &mut buf).map_err(reason)? {
-                0 => return Ok(()),
+            match fs.read(input, done, &mut buf).map_err(reason)? {
+                0 => return out.close(output).map_err(here),
                 n => {
                     out.append(&output, &buf[..n]).map_err(here)?;
                     done += n as u64;
@@ -451,45 +479,59 @@ impl<T: Tree> Dest<'_, T> {
         }
     }
 
-    /// Copies the content; both files, open.
-    fn content<S: Tree>(&self, source: &S, from: &[u8], to: &[u8], mode: u32) -> Res<(Open<S>, Open<T>)> {
+    /// Copies the content of a file that had `size` bytes when it was opened.
+    fn content<F: FileSystem>(&self, fs: &F, input: &F::File, to: &[u8], output: &Open<T>, size: u64) -> Res<()> {
         let here = |e: io::Error| format!("to {}: {}", self.tree.show(to), reason(e));
-        let (fs, out) = (source.fs(), self.tree.fs());
-        let input = fs.open(&at(source, from)?, OpenHow::READ).map_err(reason)?;
-        let how = OpenHow { read: false, truncate: true, no_follow: true, mode, ..OpenHow::CREATE };
-        let output = out.open(&at(self.tree, to)?, how).map_err(here)?;
+        let out = self.tree.fs();
         let mut buf = vec![0u8; 1 << 20];
-        let (mut at, mut ended) = (0, false);
-        while let Some(run) = fs.next_data(&input, at).map_err(reason)? {
+        // to `end`, or where the file ends: whether it goes on there
+        let mut copy = |at: &mut u64, end: u64| -> Res<bool> {
+            while *at < end {
+                let want = buf.len().min(usize::try_from(end - *at).unwrap_or(usize::MAX));
+                let n = fs.read(input, *at, &mut buf[..want]).map_err(reason)?;
+                if n == 0 {
+                    return Ok(false);
+                }
+                out.write_all(output, *at, &buf[..n]).map_err(here)?;
+                *at += n as u64;
+            }
+            Ok(true)
+        };
+        let (mut at, mut goes_on) = (0, true);
+        while goes_on && let Some(run) = fs.next_data(input, at).map_err(reason)? {
             at = run.start;
-            while at < run.end {
-                let want = buf.len().min((run.end - at) as usize);
-                let n = fs.read(&input, at, &mut buf[..want]).map_err(reason)?;
-                if n == 0 {
-                    break;
-                }
-                out.write_all(&output, at, &buf[..n]).map_err(here)?;
-                at += n as u64;
-            }
-            // A file that shrinks while it is copied, or one of /sys, whose size is more than its content.
-            if at < run.end {
-                ended = true;
-                break;
-            }
+            // it ends before where it shrinks meanwhile, or is one of /sys, whose size is more than its content
+            goes_on = copy(&mut at, run.end)?;
         }
-        // The rest is a hole, or has come since; files of /proc have no size and content all the same.
-        let size = if ended { at } else { stat(source, from, true)?.map_or(at, |m| m.size) };
-        if at >= size {
-            loop {
-                let n = fs.read(&input, at, &mut buf).map_err(reason)?;
-                if n == 0 {
-                    break;
-                }
-                out.write_all(&output, at, &buf[..n]).map_err(here)?;
-                at += n as u64;
-            }
+        if goes_on {
+            // The rest is a hole, as far as the file went and still goes. What has come since is read: it need not be zeros, and
+            // files of /proc have no size and content all the same.
+            at = at.max(size.min(fs.stat_of(input).map_err(reason)?.size));
+            copy(&mut at, u64::MAX)?;
         }
-        out.truncate(&output, at.max(size)).map_err(here)?;
-        Ok((input, output))
+        out.truncate(output, at).map_err(here)
     }
+}
+
+/// Opens a file that was looked at: it, and what it is by now. Nothing else that has its name since: who may write the directory could
+/// have what he may not read copied by it, or a pipe.
+fn open_seen<S: Tree>(source: &S, from: &[u8], seen: &Stat, follow: bool) -> Res<(Open<S>, Stat)> {
+    let (fs, path) = (source.fs(), at(source, from)?);
+    let how = OpenHow { no_follow: !follow, no_wait: true, ..OpenHow::READ };
+    let replaced = || "another file has its name since it was looked at: not copied".to_owned();
+    let mut left = LEASE_WAITS;
+    let input = loop {
+        match fs.open(&path, how) {
+            // its holder gives it back, or loses it
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock && left > 0 => left -= 1,
+            Err(e) if Errno::from_io_error(&e) == Some(Errno::LOOP) => return Err(replaced()),
+            done => break done.map_err(reason)?,
+        }
+        sleep(LEASE_WAIT);
+    };
+    let meta = fs.stat_of(&input).map_err(reason)?;
+    if meta.id != seen.id || meta.kind != seen.kind {
+        return Err(replaced());
+    }
+    Ok((input, meta))
 }
