@@ -1,13 +1,66 @@
-//! What `braidfs cp` does where files become others meanwhile.
+//! What `braidfs cp` does where files become others meanwhile, and where copies would meet.
 
 mod common;
 use common::Bench;
 use rustix::fs::{CWD, FileType, RenameFlags, mknodat, renameat_with};
 use std::io::Write;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
+
+/// As cp(1) has it, which unlinks what has other names there: they need not be names of one file any more.
+#[test]
+fn a_copy_is_not_written_through_links_that_the_sources_do_not_have() {
+    let b = Bench::with_volume();
+    b.write("s/x", "old");
+    std::fs::hard_link(b.path("s/x"), b.path("s/y")).unwrap();
+    for to in ["vol.img:/d", "vol.img:/plain"] {
+        b.run(&["cp", "-a", "s", to]).ok();
+    }
+    std::fs::remove_file(b.path("s/y")).unwrap();
+    b.write("s/x", "of x");
+    b.write("s/y", "of y");
+    let both = |dir: &str| ["x", "y"].map(|name| b.run(&["cat", &format!("vol.img:{dir}/{name}")]).ok().out);
+    b.run(&["cp", "-a", "s/.", "vol.img:/d"]).ok();
+    assert_eq!(both("/d"), ["of x", "of y"]);
+    b.run(&["cp", "-a", "vol.img:/d", "out"]).ok();
+    assert_eq!(std::fs::metadata(b.path("out/x")).unwrap().nlink(), 1);
+    // links are kept by -p alone: then one is written, and the other file does not fit in
+    b.run(&["cp", "-r", "s/.", "vol.img:/plain"]).fails(1, &["another file to it: not overwritten"]);
+    let [x, y] = both("/plain");
+    assert!(x == y && x.starts_with("of "), "{x} {y}");
+    b.run(&["fsck", "-f", "vol.img"]).ok();
+}
+
+#[test]
+fn what_was_just_copied_is_not_overwritten() {
+    let b = Bench::with_volume();
+    for dir in ["a", "b", "c"] {
+        b.write(&format!("{dir}/log"), format!("of {dir}"));
+        b.write(&format!("{dir}/only {dir}"), dir);
+    }
+    symlink("target", b.path("c/link")).unwrap();
+    b.write("b/link", "no link");
+    b.run(&["mkdir", "vol.img:/logs", "/all", "/twice", "/links"]).ok();
+    let again = b.run(&["cp", "a/log", "b/log", "c/log", "vol.img:/logs"]);
+    let again = again.fails(1, &["cannot copy b/log: to vol.img:/logs/log: this command", "cannot copy c/log"]);
+    assert!(!again.err.contains("a/log"), "{again:?}");
+    assert_eq!(b.run(&["cat", "vol.img:/logs/log"]).ok().out, "of a");
+    // what is no file, or of several directories, is the same; the rest is copied
+    b.run(&["cp", "-r", "a/.", "c/.", "b/.", "vol.img:/all"]).fails(1, &["b/./link", "b/./log", "c/./log"]);
+    assert_eq!(b.run(&["ls", "vol.img:/all"]).ok().out, "link\nlog\nonly a\nonly b\nonly c\n");
+    b.run(&["cp", "vol.img:/all/log", "vol.img:/logs/log", "."]).fails(1, &["/logs/log: to ./log: this command"]);
+    // one that is named twice is copied twice
+    b.run(&["cp", "-r", "a/log", "a/log", "c/link", "c/link", "vol.img:/twice"]).ok();
+    // names of one file would become names of another's copy
+    std::fs::hard_link(b.path("a/log"), b.path("a/other")).unwrap();
+    b.run(&["cp", "-a", "a/log", "b/log", "a/other", "vol.img:/links"]).fails(1, &["cannot copy b/log"]);
+    assert_eq!(b.run(&["cat", "vol.img:/links/log", "/links/other"]).ok().out, "of aof a");
+    // another command may overwrite it
+    b.run(&["cp", "c/log", "vol.img:/logs"]).ok();
+    b.run(&["fsck", "-f", "vol.img"]).ok();
+}
 
 /// A user who may write a directory from which root copies gets nothing copied that root alone may read, and stops no copy.
 #[test]

@@ -6,7 +6,7 @@
 //! device, a pipe or the standard output that is itself named as the destination, or a symlink to it, is written into, as by cp(1):
 //! what lies in a directory that is named is replaced. The devices of the volumes are never written as files of the host.
 //! A source is read by the descriptor that was looked at: whoever may change the directory of the host that it lies in has no other file
-//! copied by that name.
+//! copied by that name. No copy of this command is overwritten by another one.
 
 mod keep;
 
@@ -35,15 +35,15 @@ type Res<T> = Result<T, String>;
     braidfs cp disk.img:/x/y .          out of it\n  \
     braidfs cp -a disk.img:/ ./all      everything, with owners, modes, times and links\n\n\
     DEVICE:PATH names a file in a volume; PATH is absolute. A host file whose name holds `:/` is found all the same \
-    where it exists.")]
+    where it exists. Of several sources with one name the first is copied, and the others are refused (exit code 1).")]
 pub struct Args {
     /// Directories and all below; symlinks are copied as symlinks
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
     /// Keep owner, group, mode and times, ACLs, file capabilities and the extended attributes user.* and trusted.*; without the
     /// right to give files away, what can be, and then no set-user-ID, set-group-ID and sticky bits. Hard links stay: names of one
-    /// file that this command copies become names of one file. What the destination does not take is told of, and the exit code
-    /// is 1
+    /// file that this command copies become names of one file, and a file at the destination that has other names is replaced.
+    /// What the destination does not take is told of, and the exit code is 1
     #[arg(short, long)]
     preserve: bool,
     /// All there is: as -r and -p
@@ -111,8 +111,9 @@ fn copy_all<T: Tree>(volumes: &[Opened], from: &[Target], tree: &T, to: &Target,
         Err(e) => return Err(Failure::at("cannot copy to", tree.show(path), e)),
     };
     let (recursive, preserve) = (args.recursive || args.archive, args.preserve || args.archive);
-    let (losses, copied) = (Losses::default(), RefCell::default());
-    let dest = Dest { tree, path, into_dir, recursive, preserve, disks, written, losses, copied };
+    let (losses, copied, made) = (Losses::default(), RefCell::default(), RefCell::default());
+    let many = from.len() > 1;
+    let dest = Dest { tree, path, into_dir, many, recursive, preserve, disks, written, losses, copied, made };
     if !into_dir && from.len() > 1 {
         let why = "several files can only be copied into a directory: make it first";
         return Err(Failure::at("cannot copy to", tree.show(path), why));
@@ -184,6 +185,8 @@ struct Dest<'a, T> {
     path: &'a [u8],
     /// It is a directory: what is copied lies in it.
     into_dir: bool,
+    /// There are several sources: files of them may have one name.
+    many: bool,
     recursive: bool,
     preserve: bool,
     /// Devices of all volumes that are open: no file of the host that is one of them is written, or replaced.
@@ -193,6 +196,8 @@ struct Dest<'a, T> {
     losses: Losses,
     /// Copies of files that have several names: where they are, and which files.
     copied: RefCell<HashMap<Original, Copied>>,
+    /// What was copied to the file with this [`Stat::id`], where something else may be copied to it.
+    made: RefCell<HashMap<(u64, u64), Original>>,
 }
 
 /// A file that is copied: the number of its volume, none for the host, and its [`Stat::id`] there.
@@ -341,6 +346,9 @@ impl<T: Tree> Dest<'_, T> {
             return self.write_stream(source.fs(), &input, to, stream.kind == FileKind::File);
         }
         let original = (walk.whence.number, meta.id);
+        if old.is_some_and(|o| self.made.borrow().get(&o.id).is_some_and(|of| *of != original)) {
+            return Err(here("this command has just copied another file to it: not overwritten".into()));
+        }
         let has_others = self.preserve && meta.nlink > 1;
         if has_others && self.link_to_copy(&original, to, &mut old)? {
             return Ok(());
@@ -350,7 +358,9 @@ impl<T: Tree> Dest<'_, T> {
             FileKind::File => Some(open_seen(source, from, &meta, follow)?),
             _ => None,
         };
-        if old.is_some_and(|o| o.kind != FileKind::File || meta.kind != FileKind::File) {
+        // a file that has other names, where links are kept, is theirs
+        let is_replaced = |o: Stat| [o.kind, meta.kind] != [FileKind::File; 2] || (self.preserve && o.nlink > 1);
+        if old.is_some_and(is_replaced) {
             fs.unlink(&at(self.tree, to)?).map_err(reason).map_err(here)?;
             old = None;
         }
@@ -358,9 +368,12 @@ impl<T: Tree> Dest<'_, T> {
             Some((input, meta)) => self.make_file(source, input, to, meta, old.is_some())?,
             None => self.make_node(source, from, to, &meta)?,
         }
-        if has_others {
-            let made = stat(self.tree, to, false).map_err(here)?.map(|s| (to.to_vec(), s.id));
-            self.copied.borrow_mut().extend(made.map(|made| (original, made)));
+        if has_others || self.many || old.is_some_and(|o| o.nlink > 1) {
+            let id = stat(self.tree, to, false).map_err(here)?.map(|s| s.id);
+            self.made.borrow_mut().extend(id.map(|id| (id, original)));
+            if has_others {
+                self.copied.borrow_mut().extend(id.map(|id| (original, (to.to_vec(), id))));
+            }
         }
         Ok(())
     }
