@@ -135,3 +135,25 @@ fn a_copy_of_a_file_that_grows_has_no_bytes_that_it_never_had() {
         assert_eq!(zeros, 0, "in {} bytes of copy {n}", copy.len());
     }
 }
+
+#[test]
+fn a_slash_at_the_end_names_a_directory() {
+    let b = Bench::with_volume();
+    b.write("f", "f");
+    b.write("dir/f", "f");
+    symlink("dir", b.path("link")).unwrap();
+    for to in ["vol.img:/backup/", "vol.img:/backup//", "backup/"] {
+        let from = if to == "backup/" { "vol.img:/dir/f" } else { "f" };
+        b.run(&["cp", "-r", "dir", "vol.img:/dir"]).ok();
+        b.run(&["cp", from, to]).fails(1, &["backup", "no such directory: make it first"]);
+        b.run(&["cp", "-a", "link", to]).code(1);
+    }
+    b.run(&["cp", "f", "vol.img:/dir/f/"]).fails(1, &["/dir/f: is no directory"]);
+    assert_eq!(b.run(&["ls", "vol.img:/"]).ok().out, "dir\n");
+    assert!(!b.path("backup").exists());
+    // a directory makes it
+    b.run(&["cp", "-r", "dir", "vol.img:/backup/"]).ok();
+    b.run(&["cp", "f", "vol.img:/backup/"]).ok();
+    b.run(&["cp", "-r", "vol.img:/dir", "backup/"]).ok();
+    assert_eq!(b.read("backup/f"), b"f");
+}

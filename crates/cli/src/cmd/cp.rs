@@ -35,7 +35,8 @@ type Res<T> = Result<T, String>;
     braidfs cp disk.img:/x/y .          out of it\n  \
     braidfs cp -a disk.img:/ ./all      everything, with owners, modes, times and links\n\n\
     DEVICE:PATH names a file in a volume; PATH is absolute. A host file whose name holds `:/` is found all the same \
-    where it exists. Of several sources with one name the first is copied, and the others are refused (exit code 1).")]
+    where it exists. A destination with a slash at its end is a directory, which must be there if no directory is \
+    copied. Of several sources with one name the first is copied, and the others are refused (exit code 1).")]
 pub struct Args {
     /// Directories and all below; symlinks are copied as symlinks
     #[arg(short, long, visible_short_alias = 'R')]
@@ -337,6 +338,11 @@ impl<T: Tree> Dest<'_, T> {
         }
         if old.is_some_and(|o| o.kind == FileKind::Dir) {
             return Err(here("is a directory".into()));
+        }
+        if top && !self.into_dir && to.ends_with(b"/") {
+            // as the kernel has it: a slash is behind nothing but a directory
+            let why = if old.is_some() { "is no directory" } else { "no such directory: make it first" };
+            return Err(here(why.into()));
         }
         if !self.recursive && !matches!(meta.kind, FileKind::File | FileKind::Symlink) {
             return Err("is a special file: copy it with -r".into());
