@@ -788,7 +788,8 @@ static void close_loaded(void)
 		fprintf(stderr, "braidfs: the volume was not closed: %s\n", braidfs_error());
 }
 
-/* Takes the first name of a list with colons between them. Those of a URI's scheme, and up to the slash after its host, are its own. */
+/* Takes the first name of a list with colons between them. Those of a URI's scheme, and up to the slash after its host,
+ * are its own. */
 static char *next_device(char **rest)
 {
 	char *first = *rest, *end;

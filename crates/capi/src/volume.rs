@@ -80,7 +80,8 @@ pub unsafe extern "C" fn braidfs_close(volume: *mut Volume) -> c_int {
         if broken() {
             owned.abandon();
             // closed, but not as who gets 0 may think
-            let why = "the library had stopped after an error of its own: the volume is closed, and what was not durable is lost";
+            let why = "the library has stopped after an error of its own: the volume is closed, and what was not durable \
+                is lost";
             return Err(Fail::new(libc::ENOTRECOVERABLE, why));
         }
         owned.close().map_err(|e| {

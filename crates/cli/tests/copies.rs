@@ -66,6 +66,7 @@ fn what_was_just_copied_is_not_overwritten() {
 #[test]
 fn what_takes_the_name_of_a_source_is_not_copied() {
     const FILES: usize = 200;
+    const ROUNDS: usize = 10;
     let b = Bench::with_volume();
     b.write("secret", "secret");
     std::fs::create_dir(b.path("others")).unwrap();
@@ -88,7 +89,7 @@ fn what_takes_the_name_of_a_source_is_not_copied() {
                 }
             }
         });
-        for n in 0..20 {
+        for n in 0..ROUNDS {
             // some have become others, and are told of
             b.run(&["cp", "-r", "d", &format!("vol.img:/{n}")]);
         }
@@ -96,7 +97,7 @@ fn what_takes_the_name_of_a_source_is_not_copied() {
     });
     b.run(&["cp", "-r", "vol.img:/", "out"]).ok();
     let mut copied = 0;
-    for dir in 0..20 {
+    for dir in 0..ROUNDS {
         for n in 0..FILES {
             let path = format!("out/{dir}/{n}");
             if std::fs::symlink_metadata(b.path(&path)).is_ok_and(|m| m.is_file()) {

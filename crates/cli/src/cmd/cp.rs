@@ -5,8 +5,8 @@
 //! that a hostile volume cannot send a copy elsewhere on the host; nor can a loop of its directories keep a copy from its end. A
 //! device, a pipe or the standard output that is itself named as the destination, or a symlink to it, is written into, as by cp(1):
 //! what lies in a directory that is named is replaced. The devices of the volumes are never written as files of the host.
-//! A source is read by the descriptor that was looked at: whoever may change the directory of the host that it lies in has no other file
-//! copied by that name. No copy of this command is overwritten by another one.
+//! A source is read by the descriptor that was looked at: whoever may change the directory of the host that it lies in
+//! has no other file copied by that name. No copy of this command is overwritten by another one.
 
 mod keep;
 
@@ -154,7 +154,8 @@ fn c(text: &[u8]) -> Res<CString> {
     CString::new(text).map_err(|_| "a path cannot hold a zero byte".into())
 }
 
-/// How long, and how often, is waited for a file that somebody has a lease of, as file servers do: longer than the kernel lets him keep it.
+/// How long, and how often, is waited for a file that somebody has a lease of, as file servers do: longer than the kernel
+/// lets him keep it.
 const LEASE_WAIT: Duration = Duration::from_millis(20);
 const LEASE_WAITS: u32 = 3000;
 
@@ -384,8 +385,8 @@ impl<T: Tree> Dest<'_, T> {
         Ok(())
     }
 
-    /// Permissions that a copy has until it has all. Without the umask: where the directory has a default ACL, that takes the place of
-    /// it. For nobody else until all is set.
+    /// Permissions that a copy has until it has all. Without the umask: where the directory has a default ACL, that takes
+    /// the place of it. For nobody else until all is set.
     fn first_mode(&self, meta: &Stat) -> u32 {
         meta.mode & if self.preserve { 0o700 } else { 0o777 }
     }
@@ -523,8 +524,8 @@ impl<T: Tree> Dest<'_, T> {
             goes_on = copy(&mut at, run.end)?;
         }
         if goes_on {
-            // The rest is a hole, as far as the file went and still goes. What has come since is read: it need not be zeros, and
-            // files of /proc have no size and content all the same.
+            // The rest is a hole, as far as the file went and still goes. What has come since is read: it need not be
+            // zeros, and files of /proc have no size and content all the same.
             at = at.max(size.min(fs.stat_of(input).map_err(reason)?.size));
             copy(&mut at, u64::MAX)?;
         }
@@ -532,8 +533,8 @@ impl<T: Tree> Dest<'_, T> {
     }
 }
 
-/// Opens a file that was looked at: it, and what it is by now. Nothing else that has its name since: who may write the directory could
-/// have what he may not read copied by it, or a pipe.
+/// Opens a file that was looked at: it, and what it is by now. Nothing else that has its name since: who may write the
+/// directory could have what he may not read copied by it, or stop the command by a pipe.
 fn open_seen<S: Tree>(source: &S, from: &[u8], seen: &Stat, follow: bool) -> Res<(Open<S>, Stat)> {
     let (fs, path) = (source.fs(), at(source, from)?);
     let how = OpenHow { no_follow: !follow, no_wait: true, ..OpenHow::READ };

@@ -36,8 +36,8 @@ const RUN_BLOCKS: u32 = 256;
     File data, also of small files, and the values of extended attributes become zeros. Names of files and of extended \
     attributes, targets of symbolic links, sizes, owners and times stay: whoever gets the file sees them. Other users \
     cannot read what either command makes (mode 0600). What it makes has its name when it is whole, and is called \
-    braidfs-image-*.part until then: remove what a run has left that was stopped. The volume is not mounted meanwhile, and not changed: a journal \
-    that was not replayed is replayed in memory, and the file has the result.")]
+    braidfs-image-*.part until then: remove what a run has left that was stopped. The volume is not mounted meanwhile, \
+    and not changed: a journal that was not replayed is replayed in memory, and the file has the result.")]
 pub struct Args {
     #[command(subcommand)]
     what: What,
