@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// So long after it was told to go on a `write` is taken to be under way, whose thread is not seen.
 pub(crate) const LATELY: Duration = Duration::from_secs(2);
+/// The same of a thread that runs, and may be in the midst of it: a long one waits for memory at times, and is seen to write then.
+const RUNNING: Duration = Duration::from_secs(10);
 /// Writers that are gone are forgotten when there are so many, and twice as many as stayed the last time.
 const MANY: usize = 1024;
 
@@ -77,7 +79,7 @@ pub(crate) struct Left {
     pub blocks: u64,
     /// Some of it to threads that are not seen, and are taken to write for [`LATELY`].
     pub unseen: bool,
-    /// Some of it to threads that are seen to write.
+    /// Some of it to threads that are seen to write, or to run.
     pub writing: bool,
 }
 
@@ -316,6 +318,12 @@ impl Ledger {
                     true
                 }
                 Doing::Other => false,
+                Doing::Running => {
+                    let lately = w.told.elapsed() < RUNNING;
+                    in_flight.writing |= lately;
+                    in_flight.unseen |= w.told.elapsed() < LATELY;
+                    lately
+                }
                 Doing::Unknown => {
                     let lately = w.told.elapsed() < LATELY;
                     in_flight.unseen |= lately;
@@ -521,6 +529,21 @@ mod tests {
         assert!(a.grant(by(3, u32::MAX >> 2), 5, || 100, drop));
         let w = a.write_back(&Looks::default());
         assert_eq!(a.written_back(w).blocks, 0);
+    }
+
+    /// A thread is seen in no call while it copies what it writes.
+    #[test]
+    fn who_runs_is_in_flight_longer() {
+        let a = DirtyGrants::default();
+        assert!(a.grant(by(10, 1), 60, || 100, drop));
+        let left_after = |passed| {
+            a.0.lock().writers.values_mut().for_each(|w| w.told -= passed);
+            let w = a.write_back_seeing(seeing(|_| Doing::Running));
+            a.written_back(w)
+        };
+        assert_eq!(left_after(Duration::ZERO), Left { blocks: 60, unseen: true, writing: true });
+        assert_eq!(left_after(LATELY), Left { blocks: 60, unseen: false, writing: true });
+        assert_eq!(left_after(RUNNING), Left::default());
     }
 
     #[test]

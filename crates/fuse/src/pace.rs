@@ -388,7 +388,7 @@ impl BraidFs {
             Doing::Writing(Some(n)) => usize::try_from(n).unwrap_or(usize::MAX).min(64 << 20),
             Doing::Writing(None) => SOME,
             // it may be no `write` at all: that is debt when it comes
-            Doing::Unknown => 0,
+            Doing::Running | Doing::Unknown => 0,
         };
         let demand = Demand::write(bytes);
         Some(Asks { ino: req.node(), demand, background: false, ahead: true, kind: Kind::Write })

@@ -73,6 +73,8 @@ pub(crate) enum Doing {
     Writing(Option<u64>),
     /// In none that does.
     Other,
+    /// It runs just now: in which call, or in none, is not told. Who writes much waits at times for what that needs.
+    Running,
     /// It is not seen, or is in a call that hands over orders to something else (`io_uring`, Linux AIO).
     Unknown,
 }
@@ -88,6 +90,8 @@ pub(crate) struct Seen {
 impl Seen {
     /// Nothing was seen.
     pub const NOTHING: Self = Self { doing: Doing::Unknown, call: None };
+    /// See [`Doing::Running`].
+    const RUNNING: Self = Self { doing: Doing::Running, call: None };
     /// It writes to no file, or is gone.
     const ELSEWHERE: Self = Self { doing: Doing::Other, call: None };
 
@@ -173,6 +177,7 @@ fn parse_stack(stack: &str) -> Option<Doing> {
 /// What a thread does, which may be gone. Of one that waits for no answer: by [`crate::looks`] only.
 pub(crate) fn look_at(thread: u32) -> Seen {
     match of_thread(thread, "syscall") {
+        Ok(text) if text.trim_end() == "running" => Seen::RUNNING,
         Ok(text) => match parse_call(&text) {
             Some(call) if writes_elsewhere(thread, call) => Seen::ELSEWHERE,
             Some(call) => Seen { doing: call.doing(), call: Some(call) },
@@ -349,6 +354,27 @@ mod tests {
         assert_eq!(parse_fdinfo("pos:\t0\n"), None);
         let own = fs::read_to_string("/proc/thread-self/status").unwrap();
         assert_eq!(parse_fsuid(&own), Some(rustix::process::geteuid().as_raw()));
+    }
+
+    /// It may be in the midst of a `write`.
+    #[test]
+    fn who_runs_is_seen_to_run() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let end = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let ended = end.clone();
+        let runs = std::thread::spawn(move || {
+            tell.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
+            while !ended.load(std::sync::atomic::Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        let thread = told.recv().unwrap();
+        // it may wait for memory at its begin
+        let seen = (0..100).find(|_| look_at(thread) == Seen::RUNNING);
+        end.store(true, std::sync::atomic::Ordering::Relaxed);
+        runs.join().unwrap();
+        assert!(seen.is_some());
+        assert_eq!(Seen::RUNNING.since(None), Doing::Running);
     }
 
     /// What a thread asked for is under way as long as it stays in the call.

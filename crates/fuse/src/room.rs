@@ -1002,7 +1002,7 @@ fn blocks_of(doing: Doing) -> Option<u64> {
         Doing::Other => None,
         // and a page at each end
         Doing::Writing(Some(bytes)) => Some(bytes.div_ceil(4096).saturating_add(SLACK_BLOCKS)),
-        Doing::Writing(None) | Doing::Unknown => Some(LAST_BLOCKS),
+        Doing::Writing(None) | Doing::Running | Doing::Unknown => Some(LAST_BLOCKS),
     }
 }
 

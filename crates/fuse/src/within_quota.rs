@@ -172,7 +172,7 @@ impl BraidFs {
             // and a page at each end
             Doing::Writing(Some(bytes)) => bytes.div_ceil(4096).saturating_add(1),
             Doing::Writing(None) if requester::writes_by_pipe(thread) => PIPE_BLOCKS,
-            Doing::Writing(None) | Doing::Unknown => UNSEEN_BLOCKS,
+            Doing::Writing(None) | Doing::Running | Doing::Unknown => UNSEEN_BLOCKS,
         };
         let asker = Asker { id, thread, call: seen.call };
         let Err(refused) = self.grants(MOST_BLOCKS, asker, need, &owners) else { return Ok(Within::Goes(Some(asker))) };
