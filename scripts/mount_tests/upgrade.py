@@ -19,6 +19,7 @@ import time
 import fslib
 from fslib import Failed, Skipped, dead, is_running, run, wait_for
 from mount_tests.common import LIBC, NOBODY, as_nobody, check, daemon_only, must, refused, root_only, same, write_synced
+from mount_tests.flags import NOATIME, set_flags
 from mount_tests.helpers import loop_device, refuses, small_volume
 from mount_tests.supervise import both, kill_serving, supervised
 from mount_tests.transport import with_rings
@@ -650,6 +651,35 @@ def what_is_refused_forgets_no_time(volume, _top):
         os.close(fd)
         v.cold()
         must(moved.stat().st_mtime_ns >= begun, f"written after {begun}, and has the time {moved.stat().st_mtime_ns}")
+
+
+@check(seconds=60)
+def flags_that_change_again_and_again_hold_up_no_upgrade(volume, _top):
+    """The kernel is to drop a file whose flags have changed, and is asked again where it cannot, as somebody has it open: not
+    while an upgrade waits for the end of what is under way."""
+    for options in ((), ("fileflags",)):
+        with mounted(volume, *options) as v:
+            held, other = v.mnt / "held", v.mnt / "other"
+            fd = os.open(held, os.O_CREAT | os.O_RDWR)
+            other.touch()
+            child = os.fork()
+            if child == 0:
+                try:
+                    while True:
+                        for path, flags in (held, NOATIME), (other, NOATIME), (held, 0), (other, 0):
+                            set_flags(path, flags)
+                finally:
+                    os._exit(1)
+            try:
+                time.sleep(0.3)
+                serving = server(v)
+                upgrade(v)
+                must(server(v) != serving, f"{options}: the old process serves")
+                same(os.waitpid(child, os.WNOHANG), (0, 0), "the process that changes flags")
+            finally:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                os.close(fd)
 
 
 @check(seconds=120)

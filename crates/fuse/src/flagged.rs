@@ -17,7 +17,8 @@
 //!
 //! Does not promise: to refuse a `write` of `io_uring`, or of a thread that `/proc` does not show; what it writes is kept.
 //! That the new change time is shown: not while the file is open, not before Linux 6.18, some 0.1 ms late, and up to
-//! half a second (or until the next close) where somebody's call or an O_PATH descriptor has the name just then.
+//! half a second (or until the next close) where somebody's call or an O_PATH descriptor has the name just then, or another
+//! program takes over.
 
 use crate::abi;
 use crate::fs::{BraidFs, errno};
@@ -208,7 +209,7 @@ impl BraidFs {
     }
 
     /// Has the kernel drop inodes by and by. Not before an upgrade, which waits for all jobs: then it is known of them that they
-    /// are unseen, and the next close of each tries again.
+    /// are unseen, and the next close of each tries again (without OPEN the next change of its flags).
     fn keep_trying(&self, ids: &[WireId]) {
         if self.upgrades.stop.is_asked() {
             return;
