@@ -352,6 +352,30 @@ fn who_asks_while_another_writes_much_waits_for_it() {
     assert_eq!(kernel.told().last(), Some(&(false, 0)));
 }
 
+/// The same where there is little room.
+#[test]
+fn who_needs_room_while_another_writes_much_waits_for_it() {
+    use crate::dirty_grants::Asker;
+    use crate::requester::{Doing, Seen};
+    let mut s = Served::without_open();
+    s.fs.looks = crate::looks::Looks::by(|_| Seen { doing: Doing::Writing(None), call: None });
+    let mut kernel = Kernel::of(&mut s);
+    let [held, file] = ["held", "file"].map(|name| WireId(s.mknod(ROOT, name).nodeid));
+    s.help();
+    let room = s.fs.vol.write_room(file.ino());
+    assert!(s.fs.dirty_grants.grant(Asker { id: held, thread: 1, call: None }, room, || u64::MAX, drop));
+    kernel.told();
+    assert_eq!(s.handled(&asks(u32::MAX >> 2, file)), Ok(Outcome::Deferred));
+    // longer than for what was told to go on just before
+    std::thread::sleep(std::time::Duration::from_millis(150));
+    let next = || s.jobs.try_recv().map(|job| job(&s.fs));
+    assert_eq!((next(), next()), (Ok(()), Ok(())));
+    assert!(kernel.told().iter().all(|(notified, _)| *notified), "it is not answered");
+    s.fs.dirty_grants.has_stored(1);
+    s.help();
+    assert_eq!(kernel.told().last(), Some(&(false, 0)));
+}
+
 /// What a `write` was granted is not taken by FALLOCATE: the kernel writes it back first, and what is under way keeps its room.
 #[test]
 fn allocating_leaves_what_was_granted() {
