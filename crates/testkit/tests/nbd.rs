@@ -180,17 +180,17 @@ fn the_contract_holds_while_connections_are_cut() {
 #[test]
 fn after_its_time_the_device_fails_for_good() {
     let (_dir, server) = server(Offers::default());
-    let device = open(&server, "timeout=1");
+    let device = open(&server, "timeout=4");
     device.write(0, &block(1)).unwrap();
     // while nobody asks, a server may be away for as long as it likes
     server.stop();
-    std::thread::sleep(Duration::from_millis(1500));
+    std::thread::sleep(Duration::from_millis(4500));
     server.restart();
     assert_eq!(read(&device, 0), block(1));
     server.kill();
     let start = Instant::now();
     let e = device.write(1, &block(2)).unwrap_err().to_string();
-    assert!(e.contains("no connection within 1 s") && start.elapsed() >= Duration::from_secs(1), "{e}");
+    assert!(e.contains("no connection within 4 s") && start.elapsed() >= Duration::from_secs(4), "{e}");
     server.restart();
     assert!(device.flush().is_err(), "what was written is lost");
     assert!(device.read(0, &mut block(0)).is_err());
@@ -200,10 +200,10 @@ fn after_its_time_the_device_fails_for_good() {
 #[test]
 fn a_server_that_hangs_fails_the_device() {
     let (_dir, server) = server(Offers::default());
-    let device = open(&server, "timeout=1");
+    let device = open(&server, "timeout=5");
     server.hang(true);
     let e = device.read(0, &mut block(0)).unwrap_err().to_string();
-    assert!(e.contains("no answer within 1 s"), "{e}");
+    assert!(e.contains("no answer within 5 s"), "{e}");
     assert!(device.flush().is_err());
 }
 
@@ -365,7 +365,8 @@ fn a_server_that_takes_nothing_fails_the_device() {
                 kept.push(stream);
             }
         });
-        let uri = NbdUri::parse(&format!("nbd+unix:///?socket={}&timeout=1", path.display())).unwrap();
+        // time enough for all to ask before the first of them gives up
+        let uri = NbdUri::parse(&format!("nbd+unix:///?socket={}&timeout=5", path.display())).unwrap();
         let device = NbdDevice::open(&uri, true).unwrap();
         let asked = AtomicU64::new(0);
         std::thread::scope(|s| {
@@ -422,14 +423,14 @@ fn trickling(dir: &std::path::Path, good: usize, how: &str) -> (NbdUri, Arc<Atom
 #[test]
 fn a_server_that_trickles_holds_nobody() {
     let dir = tempfile::tempdir().unwrap();
-    // a second by the URI; on a busy machine more, but nothing near the minute of the other URI or what the server would take
+    // seconds by the URI; on a busy machine more, but nothing near the minute of the other URI or what the server would take
     let in_time = |began: Instant| assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
     let (uri, _) = trickling(dir.path(), 0, "timeout=1");
     let began = Instant::now();
     let e = NbdDevice::open(&uri, true).unwrap_err().to_string();
     assert!(e.contains("does not agree"), "{e}");
     in_time(began);
-    for timeout in [1, 60] {
+    for timeout in [5, 60] {
         let dir = tempfile::tempdir().unwrap();
         let (uri, broken) = trickling(dir.path(), 1, &format!("timeout={timeout}"));
         let device = NbdDevice::open(&uri, true).unwrap();
@@ -437,9 +438,9 @@ fn a_server_that_trickles_holds_nobody() {
         // until it connects anew
         std::thread::sleep(Duration::from_millis(300));
         let began = Instant::now();
-        if timeout == 1 {
+        if timeout == 5 {
             let e = device.read(0, &mut block(0)).unwrap_err().to_string();
-            assert!(e.contains("no connection within 1 s"), "{e}");
+            assert!(e.contains("no connection within 5 s"), "{e}");
         } else {
             drop(device);
         }
@@ -499,7 +500,8 @@ fn a_server_that_accepts_nobody_holds_nobody() {
     std::thread::sleep(Duration::from_millis(300));
     let began = Instant::now();
     drop(device);
-    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    // a minute by the URI
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
     drop((listener, waits));
 }
 
@@ -536,7 +538,7 @@ fn hostile(dir: &std::path::Path, says: Says) -> NbdUri {
             let _ = talk();
         }
     });
-    NbdUri::parse(&format!("nbd+unix:///?socket={}&timeout=1", path.display())).unwrap()
+    NbdUri::parse(&format!("nbd+unix:///?socket={}&timeout=5", path.display())).unwrap()
 }
 
 #[test]
@@ -557,7 +559,7 @@ fn a_hostile_server_fails_the_device_and_no_more() {
                 let dir = tempfile::tempdir().unwrap();
                 let device = NbdDevice::open(&hostile(dir.path(), says), true).unwrap();
                 let e = device.read(0, &mut block(0)).unwrap_err().to_string();
-                assert!(e.contains("within 1 s"), "{e}");
+                assert!(e.contains("within 5 s"), "{e}");
                 assert!(device.write(0, &block(1)).is_err());
             });
         }
