@@ -202,12 +202,22 @@ def writers(top, count=3):
             t.join()
 
 
+def synced(threads):
+    return sum(len(t.synced) for t in threads)
+
+
+def wait_for_synced(threads, least, seconds=0.0):
+    """At least so long, and until so many files are synced or a writer has an error: a busy machine may take longer for them."""
+    time.sleep(seconds)
+    wait_for("synced files", lambda: synced(threads) >= least or any(t.error for t in threads), 30)
+
+
 def no_errors(threads):
     must(all(t.error is None for t in threads), f"errors: {[t.error for t in threads]}")
 
 
 def all_there(threads, least=1):
-    number = sum(len(t.synced) for t in threads)
+    number = synced(threads)
     must(number >= least, f"{number} synced files are too few to tell")
     for t in threads:
         for path, data in t.synced.items():
@@ -254,7 +264,7 @@ def nbd_by_qemu(volume, _top):
         v.mkfs("--force")
         v.mount()
         with writers(v.mnt) as threads:
-            time.sleep(0.5)
+            wait_for_synced(threads, 1, 0.5)
         no_errors(threads)
         v.umount()
         v.start_qemu()
@@ -270,10 +280,11 @@ def nbd_server_killed_and_started_under_load(volume, _top):
         v.mount()
         with writers(v.mnt) as threads:
             for _ in range(3):
-                time.sleep(0.4)
+                wait_for_synced(threads, 5, 0.4)
                 v.stop()
                 time.sleep(0.2)
                 v.start()
+            wait_for_synced(threads, 5)
         no_errors(threads)
         whole_afterwards(v, threads, 5)
 
@@ -283,7 +294,7 @@ def nbd_server_away_for_too_long(volume, _top):
     with over_nbd(volume, parameters="timeout=1&lease=5") as v:
         v.mount()
         with writers(v.mnt) as threads:
-            time.sleep(0.5)
+            wait_for_synced(threads, 4, 0.5)
             v.stop()
             wait_for("an error for each writer", lambda: all(t.error for t in threads), 30)
         v.start()
@@ -304,7 +315,7 @@ def nbd_errors_injected(volume, _top):
         v.mount()
         try:
             with writers(v.mnt) as threads:
-                time.sleep(0.5)
+                wait_for_synced(threads, 4, 0.5)
                 trigger.touch()
                 wait_for("an error for each writer", lambda: all(t.error for t in threads), 30)
         finally:
@@ -322,7 +333,7 @@ def nbd_slow_servers(volume, _top):
         v.start("--filter=delay", "--filter=rate", "rdelay=5ms", "wdelay=15ms", "rate=200M", threads=16)
         v.mount()
         with writers(v.mnt, 2) as threads:
-            time.sleep(1)
+            wait_for_synced(threads, 1, 1)
         no_errors(threads)
         whole_afterwards(v, threads)
 
@@ -332,7 +343,7 @@ def nbd_daemon_killed(volume, _top):
     with over_nbd(volume, parameters="timeout=1&lease=60") as v:
         v.mount()
         with writers(v.mnt) as threads:
-            time.sleep(0.5)
+            wait_for_synced(threads, 4, 0.5)
             no_errors(threads)
             v.kill9()
         start = time.monotonic()
@@ -344,7 +355,7 @@ def nbd_daemon_killed(volume, _top):
         v.mount()
         all_there(threads)
         with writers(v.mnt) as threads:
-            time.sleep(0.3)
+            wait_for_synced(threads, 4, 0.3)
             no_errors(threads)
             v.kill9()
         v.mount()
@@ -463,8 +474,9 @@ def nbd_connections_cut_under_load(volume, _top):
             v.mount()
             with writers(v.mnt) as threads:
                 for _ in range(8):
-                    time.sleep(0.2)
+                    wait_for_synced(threads, 5, 0.2)
                     proxy.cut()
+                wait_for_synced(threads, 5)
             no_errors(threads)
             whole_afterwards(v, threads, 5)
         finally:

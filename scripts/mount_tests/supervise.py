@@ -116,12 +116,19 @@ def killed_under_load_and_mounted_again(volume, _top):
         writers = [Writer(top, n) for n in range(3)]
         for w in writers:
             w.start()
+
+        def wait_for_more_than(n):
+            enough = lambda: sum(len(w.synced) for w in writers) > n or any(w.failure for w in writers)  # noqa: E731
+            wait_for("synced files", enough, 30)
+
         try:
-            for _ in range(KILLS):
+            for n in range(KILLS):
                 # one that has served for a second is replaced at once
                 time.sleep(0.4 if KILLS <= 3 else 1.1)
+                wait_for_more_than(n)
                 parent = kill_serving(v)
                 (v.mnt / "a later program").write_text("works")
+            wait_for_more_than(KILLS)
         finally:
             for w in writers:
                 w.stop = True
@@ -482,7 +489,7 @@ def ends_that_are_none_have_no_good_exit_code(volume, _top):
                 parent, serving = both(v)
                 os.kill(parent, what)
                 try:
-                    same(start.wait(5), 32, f"exit code after {what.name} to the parent")
+                    same(start.wait(20), 32, f"exit code after {what.name} to the parent")
                 finally:
                     kill_and_wait(serving, signal.SIGKILL)
                     start.kill()
