@@ -10,7 +10,8 @@ import signal
 import subprocess
 import time
 
-from fslib import fork_for, kill_and_wait, run, wait_for
+from fslib import connection, fork_for, kill_and_wait, run, wait_for
+from fslib import stop as stop_process
 from mount_tests.common import NOBODY, as_nobody, check, daemon_only, must, root_only, same, write_synced
 from mount_tests.guard import PTRACE_DETACH, ptrace, stop, threads_named
 from mount_tests.helpers import small_volume
@@ -199,13 +200,13 @@ def umount_by_force_leaves_what_is_mounted_over_it(volume, _top):
     with small_volume(volume) as v:
         v.mount("transport=dev")
         leave_dirty(v.mnt / "f", b"not synced")
-        pid = v.daemon()
-        os.kill(pid, signal.SIGSTOP)
+        pid, kernels = v.daemon(), connection(v.mnt)
+        stop_process(pid)
         try:
             command = subprocess.Popen(
                 [v.binary, "umount", "--force", v.mnt], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
             )
-            time.sleep(2)
+            wait_for("a request that waits", lambda: int((kernels / "waiting").read_text()) > 0, 20)
             run("mount", "-t", "tmpfs", "over", v.mnt)
         finally:
             os.kill(pid, signal.SIGCONT)

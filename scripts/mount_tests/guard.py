@@ -13,6 +13,7 @@ import time
 from fslib import BraidFs, Ext4, Skipped, fork_for, log, run, wait_for, why_no_ext4
 from mount_tests.common import LIBC, check, daemon_only, must, root_only, same
 from mount_tests.helpers import small_volume
+from mount_tests.overwrite import requests
 from mount_tests.transport import switched
 
 PTRACE_DETACH, PTRACE_SEIZE, PTRACE_INTERRUPT = 17, 0x4206, 0x4207
@@ -59,13 +60,15 @@ def make_wait_for_itself(volume, pid):
     for helper in helpers:
         stop(helper)
     # The answer waits for a helper, which has to drop the page from the kernel's cache.
+    before = requests(volume)["WRITE"]
     writer = os.fork()
     if writer == 0:
         with contextlib.suppress(OSError):
             direct = os.open(path, os.O_WRONLY | os.O_DIRECT)
             os.pwrite(direct, mmap.mmap(-1, 4096), 0)
         os._exit(0)
-    time.sleep(1)
+    wait_for("the write", lambda: requests(volume)["WRITE"] > before, 20)
+    time.sleep(0.5)
     mapped[0] = 7
     stopped = [thread for thread in threads_named(pid, "fuse-") if thread not in helpers]
     for thread in stopped:

@@ -2,11 +2,12 @@
 
 import errno
 import hashlib
+import json
 import os
 import shutil
 import time
 
-from fslib import run
+from fslib import run, wait_for
 from mount_tests.common import check, daemon_only, must, refused, root_only, same, write_synced
 from mount_tests.helpers import crash, helpers_of, loop_device, refuses, shown, silent, small_volume
 
@@ -19,6 +20,10 @@ def remount(v, options):
 def digest(path):
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def commits(v):
+    return sum(d["commits"] for d in json.loads(run(v.binary, "stats", "--json", v.mnt)[1])["domains"])
 
 
 def clean_copy(v):
@@ -215,8 +220,12 @@ def what_else_changes(volume, _top):
         v.umount()
         v.mount("commit=300")
         remount(v, "commit=1")
+        v.settle()
+        before = commits(v)
         (v.mnt / "h").mkdir()
-        time.sleep(3)
+        wait_for("a commit", lambda: commits(v) > before, 30)
+        # of the other domain, too
+        time.sleep(1)
         crash(v)
         must((v.mnt / "h").is_dir(), "commit= by a remount has no effect")
         v.umount()

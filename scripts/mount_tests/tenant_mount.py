@@ -19,6 +19,7 @@ from fslib import Skipped, connection, in_child, kill_and_wait, run, stop, wait_
 from mount_tests.common import (
     LIBC, check, daemon_only, must, refused, renameat2, root_only, same, write_synced,
 )
+from mount_tests.ending import logged_mount
 from mount_tests.helpers import helpers_of, refuses, silent, small_volume
 
 SPACE = 200 << 20
@@ -300,19 +301,19 @@ def sigterm_under_another_mount(volume, _top):
     daemon_only(volume)
     root_only()
     with small_volume(volume) as v:
-        v.mount("transport=dev,commit=300")
-        pid = v.daemon()
-        (v.mnt / "f").write_text("not synced")
-        below = os.open(v.mnt, os.O_RDONLY)
-        run("mount", "-t", "tmpfs", "tmpfs", v.mnt)
-        try:
-            os.kill(pid, signal.SIGTERM)
-            time.sleep(3)
-            same(os.listdir(below), ["f"], "entries below")
-        finally:
-            os.close(below)
-            run("umount", v.mnt)
-        v.kill9()
+        with logged_mount(v, "transport=dev,commit=300") as said:
+            pid = v.daemon()
+            (v.mnt / "f").write_text("not synced")
+            below = os.open(v.mnt, os.O_RDONLY)
+            run("mount", "-t", "tmpfs", "tmpfs", v.mnt)
+            try:
+                os.kill(pid, signal.SIGTERM)
+                wait_for("its word", lambda: "something else is mounted over it: synced" in said(), 20)
+                same(os.listdir(below), ["f"], "entries below")
+            finally:
+                os.close(below)
+                run("umount", v.mnt)
+            v.kill9()
         v.mount("transport=dev,commit=300")
         same((v.mnt / "f").read_text(), "not synced", "content")
 
