@@ -412,7 +412,7 @@ def not_made_writable_while_it_is_handed_over(volume, _top):
         v.point.write_text("new-offered stop")
         command = subprocess.Popen([v.binary, "upgrade", "-q", v.mnt], stderr=subprocess.DEVNULL)
         try:
-            wait_for("the hand-over to begin", lambda: not v.point.exists(), 10)
+            wait_for_its_stop(v, "the hand-over to begin")
             code, text = run(v.binary, "mount", "-o", "remount,rw", v.mnt, ok=None)
             must(code == BACK and "an upgrade of the mount" in text, f"remounted meanwhile: {code} {text}")
         finally:
@@ -1004,12 +1004,24 @@ def fill_up(full):
             file.write(b"f" * 4096)
 
 
+def is_stopped(pid):
+    with contextlib.suppress(OSError):
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False
+
+
+def wait_for_its_stop(v, what, pids=None):
+    """Until one of these processes, or of the daemons, has stopped itself where the file of the failpoint told it to, which it removes
+    a moment before: it would miss a SIGCONT until then."""
+    wait_for(what, lambda: not v.point.exists() and any(map(is_stopped, pids or v.daemons())), 10)
+
+
 def tell_while_it_is_handed_over(v, *told):
     """Signals these processes while the new one is stopped, which goes on then."""
     v.point.write_text("new-given stop")
     command = subprocess.Popen([v.binary, "upgrade", v.mnt], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        wait_for("the hand-over to begin", lambda: not v.point.exists(), 10)
+        wait_for_its_stop(v, "the hand-over to begin")
         for pid in told:
             os.kill(pid, signal.SIGTERM)
         time.sleep(0.2)
@@ -1059,7 +1071,7 @@ def a_volume_that_cannot_be_closed(volume, _top):
         v.point.write_text("new-offered stop")
         command = subprocess.Popen([v.binary, "upgrade", v.mnt], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         try:
-            wait_for("the new program", lambda: not v.point.exists(), 10)
+            wait_for_its_stop(v, "the new program")
             os.rename(v.mnt / "f", v.mnt / "g")
             for n in range(1000):
                 (v.mnt / f"{n:0200}").write_text("x")
