@@ -125,7 +125,8 @@ def write_async(kind, path, phases, end):
         fcntl.fcntl(fd, fcntl.F_SETFL, os.O_RDWR | os.O_DIRECT)
     memory, aio, phase = aligned(BLOCK * BLOCKS), Aio(), 1
     base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    while time.monotonic() < end:
+    # one at least, however late it begins
+    while phase == 1 or time.monotonic() < end:
         phase += 1
         memory[:] = content(phase) * BLOCKS
         for block in range(BLOCKS):
@@ -148,7 +149,7 @@ def write_blocks(kind, path, phases, end):
     fd, memory, phase = os.open(path, flags), aligned(BLOCK * BLOCKS), 1
     view = mmap.mmap(fd, BLOCK * BLOCKS) if kind == "mapped" else None
     source = os.open(f"{path}.source", os.O_RDWR | os.O_CREAT, 0o600) if kind == "copy" else None
-    while time.monotonic() < end:
+    while phase == 1 or time.monotonic() < end:
         phase += 1
         zeros = kind in ZEROING and phase % 2
         first = 0 if kind in ZEROING else random.randrange(BLOCKS)
@@ -194,7 +195,7 @@ def read_blocks(kind, path, phases, end, writer):
     # what lies beyond the end meanwhile cannot be read through a map, and half of the first block always stays
     half, blocks = writer == "truncate", 1 if writer == "truncate" and view else BLOCKS
     reads = 0
-    while time.monotonic() < end:
+    while not reads or time.monotonic() < end:
         first = random.randrange(blocks)
         count = random.choice((1, 1, blocks - first))
         low = [phases.completed(b) for b in range(first, first + count)]
@@ -315,7 +316,7 @@ def direct_writes_of_several_processes(_volume, top):
         fd, memory, aio, phase = os.open(path, os.O_RDWR | os.O_DIRECT), aligned(BLOCK * BLOCKS), Aio(), 1
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         mine = range(half * BLOCKS // 2, (half + 1) * BLOCKS // 2)
-        while time.monotonic() < end:
+        while phase == 1 or time.monotonic() < end:
             phase += 1
             memory[:] = content(phase) * BLOCKS
             for block in mine:

@@ -1,6 +1,7 @@
 """What an fsync costs in hand-overs between threads, and that many of them keep nobody else waiting."""
 
 import contextlib
+import math
 import mmap
 import os
 import pathlib
@@ -93,25 +94,26 @@ def an_fsync_without_hand_overs(volume, transport):
         os.close(bare_fd)
         fd = opened(fast.mnt / "file")
         daemon = fast.daemon()
-        best = None
+        # the fewest sleeps of the pool, and of all with those of client and daemon, which may be of another round
+        pool, fewest = math.inf, (math.inf, 0, 0)
         # other programs may hold up the device for long, and then fsyncs are handed over
         for _ in range(12):
             before = sleeps(daemon)
             client, _ = overwrite(fd, SYNCS, os.fsync)
             after = sleeps(daemon)
             grown = {name: (n - before.get(name, 0)) / SYNCS for name, n in after.items()}
-            pool = sum(n for name, n in grown.items() if name.startswith("braidfs-sync"))
-            if best is None or pool < best[0]:
-                best = (pool, client, sum(grown.values()))
-            if pool < 0.02:
+            pool = min(pool, sum(n for name, n in grown.items() if name.startswith("braidfs-sync")))
+            all_of_it = sum(grown.values())
+            fewest = min(fewest, (client + all_of_it, client, all_of_it))
+            if pool < 0.02 and fewest[0] <= bare + 4.6:
                 break
         os.close(fd)
-        pool, client, all_of_it = best
-        text = f"bare: {bare:.2f} sleeps; client {client:.2f}, daemon {all_of_it:.2f}, {pool:.2f} of them in other threads"
+        both, client, all_of_it = fewest
+        text = f"bare: {bare:.2f} sleeps; client {client:.2f}, daemon {all_of_it:.2f}; in other threads {pool:.2f}"
         fslib.log(f"an overwrite and fsync, transport={transport}: {text}")
         must(pool < 0.1 or seconds > 0.0005, f"fsyncs are handed over: {text}")
         # the client waits for WRITE and for FSYNC; the thread that serves it for each of them, the write and the flush
-        must(client + all_of_it <= bare + 4.6 or seconds > 0.0005, text)
+        must(both <= bare + 4.6 or seconds > 0.0005, text)
 
 
 @check
