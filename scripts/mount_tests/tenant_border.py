@@ -15,6 +15,7 @@ from mount_tests.common import check, handle_of, must, open_handle, refused, sam
 from mount_tests.flags import NOATIME, get_flags, set_flags
 from mount_tests.helpers import refuses, silent
 from mount_tests.nbd import over_nbd
+from mount_tests.overwrite import requests
 from mount_tests.supervise import kill_serving
 from mount_tests.tenant_mount import alone, detach, tenants
 
@@ -332,14 +333,16 @@ def cut_off_while_requests_wait(volume, _top):
         v.settle()
         run(v.binary, "tenant", "set", "--write-iops", "10/10", v.mnt, "a")
         alone(v, point)
-        kernels = connection(point)
-        with stopped(v.server, seconds=25):
+        kernels, taken = connection(point), requests(v)["WRITE"]
+        with stopped(v.server, seconds=33):
             writer = subprocess.Popen([sys.executable, "-c", DIRECT, point, str(count)], stdout=subprocess.PIPE)
             same(writer.stdout.readline(), b"begun\n", "what the writer says")
             # All of them: a file that no request is under way for may be read, and that waits for the device.
             wait_for("the writes", lambda: int((kernels / "waiting").read_text()) >= count, 8)
-            # And they are with the process, which a busy machine holds up: what it has not taken is cut off, and never happens.
-            time.sleep(1)
+            # And its threads wait with some of them, which a busy machine holds up: what they have not taken is cut off, and never
+            # happens.
+            wait_for("a write that was taken", lambda: requests(v)["WRITE"] > taken, 8)
+            time.sleep(0.5)
             (kernels / "abort").write_text("1")
             before = in_child(lambda: contents(v, count, 2), 15)
         writer.wait(20)
