@@ -230,6 +230,14 @@ pub(crate) fn open_domain(
     store.device(0).read(pair, &mut buf).map_err(Error::Io)?;
     let (copy, seq, mut header) = DomainHeader::from_pair(&buf, store.volume, pair, id.0)?;
     let fails = header.flags.get() & FAILED != 0 && !(shared.replays && header.flags.get() & CLEAN == 0);
+    if header.flags.get() & (FAILED | CLEAN) == FAILED && !shared.replays && !shared.options.read_only {
+        // What stands in its journal, its fsyncs among it, is not in its tables yet, and becomes nothing in a domain that has failed:
+        // the others would drop the names of inodes that it has, for good.
+        let why = format!(
+            "{id}: a check was cut off before it replayed the journal: run fsck.braidfs, or mount it read-only (-o ro)"
+        );
+        return Err(braidfs_format::Corrupt::new("domain header", why).into());
+    }
     if let Some(lost) = other_copy_lost(&buf, BlockKind::Domain, store.volume, pair, (copy, seq)) {
         // what it does not know of stands in the journal
         tracing::warn!("{id}: {lost}; its journal is replayed");

@@ -1,15 +1,18 @@
 //! Repairs that are cut off: killed, or by a loss of power, which tears what was not flushed.
 
 use super::*;
-use braidfs::{Cred, FileKind, MountOptions, NewNode, Volume};
+use braidfs::{Cred, FileKind, MountOptions, NewNode, RenameMode, Volume};
 use braidfs_device::{Event, MemDevice, RecordDevice};
 use braidfs_format::domain::FAILED;
 use braidfs_format::geometry::NODES_PER_BLOCK;
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// Bytes that a device writes at once, or not at all.
 const SECTOR_BYTES: usize = 512;
+/// Content of a file that was synced.
+const SYNCED: &[u8] = b"synced before the crash";
 
 /// A volume with a file whose extents are in leaves, these in a block of the node table behind that of the file or before it.
 fn with_leaves(leaves_first: bool) -> Arc<SparseDevice> {
@@ -238,7 +241,15 @@ fn without_node_tables() -> (Arc<SparseDevice>, BTreeSet<String>) {
     v.unmount().unwrap();
     let v = mounted();
     make(&v, "last", FileKind::File);
+    let more = ["e0", "e1"].map(|name| make(&v, name, FileKind::Dir));
     v.sync().unwrap();
+    // durable by its fsync alone, in the other domain than its name, which has committed
+    let other = more.into_iter().find(|d| v.domain_of(*d).unwrap() != v.domain_of(root).unwrap()).unwrap();
+    let synced = v.create(other, b"synced", &new(FileKind::File), &me).unwrap().ino;
+    v.write(&v.open(synced).unwrap(), 0, SYNCED).unwrap();
+    v.rename(other, b"synced", root, b"synced", RenameMode::Replace).unwrap();
+    v.fsync(synced, false).unwrap();
+    v.commit_domain(v.domain_of(root).unwrap(), false).unwrap();
     let crashed = dev.fork();
     v.crash();
     let m = volume::read(&[Arc::clone(&crashed) as Arc<dyn Device>]).unwrap();
@@ -247,7 +258,16 @@ fn without_node_tables() -> (Arc<SparseDevice>, BTreeSet<String>) {
         (0..2).for_each(|i| m.store.write(BlockAddr(pair + i), &[1; BLOCK_BYTES]).unwrap());
     }
     let there = (0..40).step_by(2).map(|i| format!("f{i}")).chain((0..8).step_by(2).map(|i| format!("d{i}")));
-    (crashed, there.chain(["last".into()]).collect())
+    (crashed, there.chain(["last", "e0", "e1", "synced"].map(String::from)).collect())
+}
+
+/// What a mount finds of the file that was synced.
+fn synced_of(v: &Volume) -> Option<Vec<u8>> {
+    let ino = v.lookup(InodeNo::ROOT, b"synced").ok()?.ino;
+    let mut buf = vec![0; SYNCED.len()];
+    let n = v.read(&v.open(ino).ok()?, 0, &mut buf).ok()?;
+    buf.truncate(n);
+    Some(buf)
 }
 
 /// The names in the root directory.
@@ -272,6 +292,41 @@ fn what_was_found_again_is_known_to_the_next_check() {
         assert_eq!((left.findings, names_of(dev)), (vec![], there.clone()), "{cut}: {:#?}", again.findings);
     });
     assert!(states > 40, "{states} states");
+}
+
+/// A mount behind a check that was cut off before it replayed the journals has nothing that was synced go: it is refused, or finds
+/// it. Read-only, which keeps nothing, it is not refused.
+#[test]
+fn a_mount_behind_a_check_that_was_cut_off_takes_nothing_back() {
+    let (base, _) = without_node_tables();
+    let events = repaired(&base, by_hand);
+    let (refused, read) = (Cell::new(0), Cell::new(0));
+    let states = each_cut(&base, &events, |dev, cut| {
+        let mount = |read_only| {
+            let options = MountOptions { background: false, read_only, ..MountOptions::default() };
+            Volume::mount(vec![Arc::clone(dev) as Arc<dyn Device>], options)
+        };
+        match mount(false) {
+            Ok(v) => {
+                assert_eq!(synced_of(&v).as_deref(), Some(SYNCED), "{cut}: of a mount");
+                // a domain that is being repaired is read-only, and says so
+                let _ = v.unmount();
+            }
+            Err(e) if e.to_string().contains("run fsck.braidfs") => {
+                refused.set(refused.get() + 1);
+                if mount(true).is_ok() {
+                    read.set(read.get() + 1);
+                }
+            }
+            // a table that is lost still
+            Err(e) => assert!(e.to_string().contains("corrupt"), "{cut}: {e}"),
+        }
+        assert_eq!(run(dev, &REPAIR).unfixed(), 0, "{cut}");
+        let v = mount(false).unwrap();
+        assert_eq!(synced_of(&v).as_deref(), Some(SYNCED), "{cut}: behind the next check");
+    });
+    let counts = (states, refused.get(), read.get());
+    assert!(counts.0 > 40 && counts.1 > 0 && counts.2 > 0, "states, refused, of these readable: {counts:?}");
 }
 
 /// What a repair began in doubt is in doubt still when it is cut off.
