@@ -81,17 +81,19 @@ def as_user(number, function):
     return in_child(body, 30)
 
 
+def serves_a(kind, volume):
+    """Whether the server has a thread of that name: it works for somebody who asked for something long."""
+    for pid in volume.daemons():
+        for thread in pathlib.Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if (thread / "comm").read_text().strip() == kind:
+                    return True
+    return False
+
+
 def wait_for_scrub(volume):
     """Until the server has begun with a scrub that another process asked for."""
-    def begun():
-        for pid in volume.daemons():
-            for thread in pathlib.Path(f"/proc/{pid}/task").iterdir():
-                with contextlib.suppress(FileNotFoundError):
-                    if (thread / "comm").read_text().strip() == "fuse-scrub":
-                        return True
-        return False
-
-    fslib.wait_for("a scrub", begun, 10)
+    fslib.wait_for("a scrub", lambda: serves_a("fuse-scrub", volume), 10)
 
 
 def write_synced(path, data):

@@ -4,13 +4,13 @@ import hashlib
 import json
 import os
 import subprocess
-import time
 
+import fslib
 import resizing
 import tenants_killed as killed
 from filling import fill_file, offered
-from fslib import run
-from mount_tests.common import as_nobody, check, daemon_only, must, root_only, same
+from fslib import Failed, run
+from mount_tests.common import as_nobody, check, daemon_only, must, root_only, same, serves_a
 from mount_tests.space import small
 
 MIB = 1 << 20
@@ -113,18 +113,25 @@ def resize_that_is_killed_stops(volume, _top):
     """Who asked for a smaller size is gone: the volume keeps its size, or has the new one, and the next one finds nobody at work."""
     daemon_only(volume)
     with small(volume, 1, 64 * MIB) as own:
-        resize(own, own.mnt, "512M")
-        own.umount()
-        own.mount("cache=through")
         first, late = own.mnt / "first", own.mnt / "late"
-        first.write_bytes(bytes(300 * MIB))
-        late.write_bytes(os.urandom(64 * MIB))
-        sum_of = hashlib.sha256(late.read_bytes()).digest()
-        first.unlink()
-        asked = subprocess.Popen([str(own.binary), "resize", str(own.mnt), "128M"], stderr=subprocess.DEVNULL)
-        time.sleep(0.05)
-        asked.kill()
-        asked.wait()
+        for _ in range(5):
+            resize(own, own.mnt, "512M")
+            own.umount()
+            own.mount("cache=through")
+            first.write_bytes(bytes(300 * MIB))
+            late.write_bytes(os.urandom(64 * MIB))
+            sum_of = hashlib.sha256(late.read_bytes()).digest()
+            first.unlink()
+            asked = subprocess.Popen([str(own.binary), "resize", str(own.mnt), "128M"], stderr=subprocess.DEVNULL)
+            # a fast one may have ended before it is seen
+            fslib.wait_for("work", lambda: serves_a("fuse-device", own) or asked.poll() is not None, 20)  # noqa: B023
+            asked.kill()
+            asked.wait()
+            fslib.wait_for("nobody at work", lambda: not serves_a("fuse-device", own), 20)
+            if own.image.stat().st_size == 512 * MIB:
+                break
+        else:
+            raise Failed("nobody stopped what was killed, five times")
         resize(own, own.mnt, "128M")
         same(own.image.stat().st_size, 128 * MIB, "size of the image")
         own.cold()

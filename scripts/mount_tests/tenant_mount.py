@@ -322,16 +322,19 @@ def sigterm_under_another_mount(volume, _top):
 def sigterm_under_another_mount_leaves_tenants(volume, _top):
     """The volume goes on, and so do they; more of them can be mounted, and the volume is not unmounted below them."""
     with tenants(volume) as (v, point):
-        alone(v, point)
-        (pid,) = v.daemons()
-        (point / "f").write_text("x")
-        run("mount", "-t", "tmpfs", "tmpfs", v.mnt)
-        try:
-            os.kill(pid, signal.SIGTERM)
-            time.sleep(3.2)
-            must(os.path.ismount(point), "the tenant's mount has ended")
-        finally:
-            run("umount", v.mnt)
+        v.umount()
+        with logged_mount(v, "transport=dev") as said:
+            alone(v, point)
+            (pid,) = v.daemons()
+            (point / "f").write_text("x")
+            run("mount", "-t", "tmpfs", "tmpfs", v.mnt)
+            try:
+                os.kill(pid, signal.SIGTERM)
+                wait_for("its word", lambda: "something else is mounted over it" in said(), 20)
+                time.sleep(3.2)  # a signal within this time is the same one
+                must(os.path.ismount(point), "the tenant's mount has ended")
+            finally:
+                run("umount", v.mnt)
         code, said = run(v.binary, "umount", v.mnt, ok=None)
         must(code == 32 and str(point) in said, f"exit code {code}: {said}")
         run("umount", point)
