@@ -40,11 +40,11 @@ struct Pass<'a> {
     judged: Cells,
     /// Inodes that took a name, or were exchanged, which did not survive.
     failed: Cells,
-    /// Inodes that could not be judged, where all links are compared: the next mount will.
+    /// Inodes that could not be judged: the next mount will, or a check.
     unjudged: HashSet<InodeNo>,
     /// Entries and links mended.
     mended: u64,
-    /// What could not be read, where all links are compared.
+    /// What could not be read, where all links are compared, and what could not be judged.
     unread: Unread,
 }
 
@@ -70,7 +70,7 @@ impl Cells {
     }
 }
 
-/// What could not be read, where all links are compared.
+/// What could not be read, where all links are compared; and what could not be judged, since a domain has failed.
 #[derive(Debug, Default)]
 pub(crate) struct Unread {
     /// Inodes and blocks of node tables.
@@ -85,7 +85,7 @@ pub(crate) struct Unread {
 pub(crate) struct Reconciled {
     /// Inodes whose tombstones and exchanges were carried out ([`MountedVolume::forget_judged`]).
     pub judged: Vec<Arc<Cell>>,
-    /// What could not be read, where all links are compared.
+    /// What could not be read, where all links are compared, and what could not be judged.
     pub unread: Unread,
 }
 
@@ -258,7 +258,7 @@ impl MountedVolume {
             let Ok(e) = self.dom(c.domain).enter_unthrottled() else { continue };
             let mut st = c.state.write();
             if !st.deleted {
-                e.domain.touch(e.tx(), c, &mut st)?;
+                edits::touch(&e, c, &mut st)?;
                 st.durability.forget_judged();
                 if st.links.is_empty() && st.nlink == 0 {
                     if self.held.orphaned(c) {
@@ -269,7 +269,7 @@ impl MountedVolume {
                 }
             }
         }
-        if judged.is_empty() { Ok(()) } else { self.commit_all() }
+        if judged.is_empty() { Ok(()) } else { self.commit_those(|d| d.failed().is_none()) }
     }
 }
 

@@ -320,7 +320,8 @@ impl MountedVolume {
     fn end_what_is_doubtful(&self, unread: &Unread) {
         let count = unread.count;
         let why = format!(
-            "{count} inodes or blocks of node tables could not be read to compare links between domains; run fsck.braidfs"
+            "{count} inodes or blocks of node tables could not be read, or not judged, to compare links between domains; run \
+             fsck.braidfs"
         );
         for d in self.domains.iter().filter(|d| d.has_passed_failure() || unread.domains.contains(&d.id)) {
             d.fail(&Error::Busy(why.clone()));
@@ -351,6 +352,9 @@ impl MountedVolume {
             if unread.by_any {
                 let unclean = self.domains.iter().zip(unclean).filter(|(_, unclean)| *unclean);
                 unread.domains.extend(unclean.map(|(d, _)| d.id));
+            }
+            if unread.count > 0 {
+                self.mark_left_unjudged(&unread.domains)?;
             }
             let judged = reconciled.judged;
             let commit = || {

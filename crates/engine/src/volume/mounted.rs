@@ -197,7 +197,10 @@ impl MountedVolume {
     }
 
     /// [`Self::commit_all`], of some domains.
-    fn commit_those(&self, those: impl Fn(&Domain) -> bool) -> Result<()> {
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn commit_those(&self, those: impl Fn(&Domain) -> bool) -> Result<()> {
         let running = || {
             let some = self.domains.iter().filter(|d| those(d));
             some.map(|d| (d.id, d.running())).collect::<Frontier>()

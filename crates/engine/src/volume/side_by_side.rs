@@ -10,8 +10,10 @@ use crate::domain::Domain;
 use crate::domain::checkpoint::Begun;
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
-use braidfs_format::domain::DomainHeader;
+use crate::types::DomainId;
+use braidfs_format::domain::{DomainHeader, PEER_FAILED};
 use braidfs_sync::plain::Mutex;
+use std::collections::BTreeSet;
 use std::io;
 
 /// Domains on their way through the steps, with what the last one left.
@@ -26,6 +28,20 @@ impl MountedVolume {
         let mut all = Steps::of(self);
         let told = all.step(all.working(), |d, ()| d.change_header(|h| d.mark_opened(h)));
         all.flush(told, |_| vec![0]).into_iter().for_each(|(d, seq)| d.note_header_durable(seq));
+        all.outcome
+    }
+
+    /// The headers of these domains, of those that work, say that all links are to be compared: recovery left something to be judged
+    /// there, of which no journal tells after its checkpoint.
+    ///
+    /// # Errors
+    /// Of a device.
+    pub(super) fn mark_left_unjudged(&self, those: &BTreeSet<DomainId>) -> Result<()> {
+        let mut all = Steps::of(self);
+        let left = |d: &Domain| those.contains(&d.id) && !d.has_passed_failure();
+        let marked = all.working().into_iter().filter(|(d, ())| left(d)).collect();
+        let marked = all.step(marked, |d, ()| d.change_header(|h| h.flags = (h.flags.get() | PEER_FAILED).into()));
+        all.flush(marked, |_| vec![0]).into_iter().for_each(|(d, seq)| d.note_header_durable(seq));
         all.outcome
     }
 
@@ -70,7 +86,7 @@ impl MountedVolume {
     /// The first one; domains that had one are read-only.
     pub(super) fn commit_recovered(&self) -> Result<()> {
         if self.shared.options.serial || planted(Bug::CommitBeforeChunks) {
-            return self.commit_all();
+            return self.commit_those(|d| d.failed().is_none());
         }
         let mut all = Steps::of(self);
         let begun = all.step(all.working(), |d, ()| d.begin_commit(&d.shared.workers));

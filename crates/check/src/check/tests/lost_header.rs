@@ -7,19 +7,23 @@ use std::time::Duration;
 const LOST: u16 = 1;
 const NEW_FILE: NewNode<'_> = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
 
-fn mounted(dev: &Arc<SparseDevice>) -> Volume {
+pub fn try_mount(dev: &Arc<SparseDevice>) -> braidfs::Result<Volume> {
     let options = MountOptions { background: false, commit_interval: Duration::from_secs(3600), ..Default::default() };
-    Volume::mount(vec![Arc::clone(dev) as Arc<dyn Device>], options).unwrap()
+    Volume::mount(vec![Arc::clone(dev) as Arc<dyn Device>], options)
+}
+
+pub fn mounted(dev: &Arc<SparseDevice>) -> Volume {
+    try_mount(dev).unwrap()
 }
 
 /// A directory of `domain` below the root.
-fn dir_in(v: &Volume, domain: u16, prefix: &str) -> InodeNo {
+pub fn dir_in(v: &Volume, domain: u16, prefix: &str) -> InodeNo {
     let make = |i| v.mkdir_path(format!("{prefix}{i}").as_bytes(), 0o755, &Cred::root()).unwrap().ino;
     (0..64).map(make).find(|d| v.domain_of(*d).unwrap().0 == domain).expect("a directory in each domain")
 }
 
 /// A new file in the root's domain, with its name as content.
-fn write(v: &Volume, name: &str) -> InodeNo {
+pub fn write(v: &Volume, name: &str) -> InodeNo {
     let how = OpenHow { read: true, write: true, create: true, mode: 0o644, ..OpenHow::default() };
     let f = v.open_path(name.as_bytes(), how, &Cred::root()).unwrap();
     v.write(&f, 0, name.as_bytes()).unwrap();
@@ -53,7 +57,7 @@ fn repaired(dev: &Arc<SparseDevice>, v: Volume) -> (FsckReport, Volume) {
     (r, mounted(&dev_then))
 }
 
-fn content(v: &Volume, ino: InodeNo) -> String {
+pub fn content(v: &Volume, ino: InodeNo) -> String {
     let mut b = vec![0; 100];
     let n = v.read(&v.open(ino).unwrap(), 0, &mut b).unwrap();
     String::from_utf8_lossy(&b[..n]).into_owned()

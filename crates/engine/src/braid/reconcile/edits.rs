@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 
 /// Marks a cell as changed in its domain's recovery transaction. Its version stays: a recovery after this one must not take
 /// the change for one that others wait for.
-fn touch(e: &Enter<'_>, c: &Arc<Cell>, st: &mut State) -> Result<()> {
+pub(super) fn touch(e: &Enter<'_>, c: &Arc<Cell>, st: &mut State) -> Result<()> {
     let version = st.durability.version();
     e.domain.touch(e.tx(), c, st)?;
     st.durability.recovery_keeps_version(version);

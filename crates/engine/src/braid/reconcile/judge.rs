@@ -23,11 +23,20 @@ struct Verdict {
 }
 
 impl Verdict {
+    /// Whether who took the names has them.
+    fn all_lost(&self) -> bool {
+        self.partner.is_none() && self.revived.is_empty() && self.failed.is_empty()
+    }
+
     /// Whether nothing follows: who took the names has them, and the inode has others.
     fn changes_nothing(&self) -> bool {
-        let lost = self.partner.is_none() && self.revived.is_empty() && self.failed.is_empty();
-        lost && self.cell.state.read().nlink > 0
+        self.all_lost() && self.cell.state.read().nlink > 0
     }
+}
+
+/// Who took names of an inode.
+fn newcomers(cell: &Cell) -> Vec<InodeNo> {
+    cell.state.read().durability.tombstones().iter().map(|t| t.newcomer).collect()
 }
 
 impl Pass<'_> {
@@ -56,10 +65,10 @@ impl Pass<'_> {
     pub(super) fn judge_all(&mut self, hints: &[Hint], orphans: &[InodeNo], before: Option<&[InodeNo]>) -> Result<()> {
         let cells = hints.iter().filter_map(|h| self.live(h.child).transpose()).collect::<Result<Vec<_>>>()?;
         // all verdicts first: changes make versions newer
-        let mut verdicts = cells.into_iter().map(|c| self.judge(c)).collect::<Result<Vec<_>>>()?;
+        let mut verdicts = cells.into_iter().map(|c| self.judge_known(c)).collect::<Result<Vec<_>>>()?;
         for n in orphans {
             let Some(c) = self.orphan(*n) else { continue };
-            verdicts.push(if before.is_some() { self.judge_or_leave(c) } else { self.judge(c)? });
+            verdicts.push(if before.is_some() { self.judge_or_leave(c) } else { self.judge_known(c)? });
         }
         for (looked, ino) in (1..).zip(before.unwrap_or_default()) {
             match self.mounted.find(*ino) {
@@ -74,21 +83,43 @@ impl Pass<'_> {
         verdicts.into_iter().flatten().try_for_each(|v| self.carry_out(v))
     }
 
-    /// [`Self::judge`], or leaves the inode as it is: also where the domain of who took a name has failed, of which nobody knows what it
-    /// had synced.
+    /// [`Self::judge_known`], or leaves the inode as it is.
     fn judge_or_leave(&mut self, cell: Arc<Cell>) -> Option<Verdict> {
-        let newcomers: Vec<InodeNo> = cell.state.read().durability.tombstones().iter().map(|t| t.newcomer).collect();
-        let domains: Vec<_> = newcomers.iter().filter_map(|n| self.mounted.domain_of(*n)).collect();
-        let works = domains.iter().try_for_each(|d| d.check_failed());
-        match works.and_then(|()| self.judge(cell.clone())) {
-            Ok(verdict) => verdict,
-            Err(error) => {
-                self.leave_unjudged(cell.ino, &error);
-                // what they become in this mount would look as if they had taken the names
-                self.unread.domains.extend(domains.iter().map(|d| d.id));
-                None
-            }
+        self.judge_known(cell.clone()).unwrap_or_else(|error| {
+            self.leave_undecided(&cell, &error);
+            None
+        })
+    }
+
+    /// [`Self::judge`], or leaves the inode as it is where a domain has failed: of a newcomer's nobody knows what it had synced, and in the
+    /// inode's own, or that of its partner, nothing can follow. A check that has the journals replayed knows all of a domain that does
+    /// not work then, but nothing follows there either.
+    fn judge_known(&mut self, cell: Arc<Cell>) -> Result<Option<Verdict>> {
+        let mounted = self.mounted;
+        let works = |ino: InodeNo| mounted.domain_of(ino).map_or(Ok(()), |d| d.check_failed());
+        if !mounted.shared.replays
+            && let Err(error) = newcomers(&cell).into_iter().try_for_each(works)
+        {
+            self.leave_undecided(&cell, &error);
+            return Ok(None);
         }
+        let Some(verdict) = self.judge(cell.clone())? else { return Ok(None) };
+        let partner = verdict.partner.as_ref().map_or(Ok(()), |(b, _)| works(b.ino));
+        match works(cell.ino).and(partner) {
+            Err(error) if !verdict.all_lost() => {
+                self.leave_undecided(&cell, &error);
+                Ok(None)
+            }
+            _ => Ok(Some(verdict)),
+        }
+    }
+
+    /// [`Self::leave_unjudged`] of an inode of which is known who took its names: what they become in this mount would look as if they had
+    /// taken them.
+    fn leave_undecided(&mut self, cell: &Cell, error: &Error) {
+        self.leave_unjudged(cell.ino, error);
+        let domains = newcomers(cell).into_iter().filter_map(|n| self.mounted.domain_of(n)).map(|d| d.id);
+        self.unread.domains.extend(domains);
     }
 
     /// The inode keeps its tombstones and its exchange, and stays, for the next mount to judge.
