@@ -2,7 +2,8 @@
 //!
 //! Nothing that the device refers to is overwritten, as long as there are other blocks: so a repair that is interrupted before it
 //! writes the tables has changed nothing. Where there are none, blocks are taken that the tables still have and nothing in the
-//! model does; before the first of them is written, the domain's header says that a repair goes on, so that the next check looks.
+//! model does. What goes there is held until all that is to be written has found its place, and the headers say that a repair goes on:
+//! so one that finds too little room has changed nothing either.
 
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -18,7 +19,6 @@ use braidfs_format::inode::{
     Content, Extent, LEAF_REFS_MAX, LeafRef, encode_extents, encode_links, encode_refs, encode_xattrs,
 };
 use braidfs_format::node::{NodeBlockBuilder, NodeEntry, NodeKind, NodeRecord, OVERFLOW, PAYLOAD_MAX, USED};
-use braidfs_format::super_block::SuperBlock;
 use braidfs_format::{BlockAddr, InodeNo, NodeId};
 use braidfs_store::Store;
 use std::collections::{BTreeMap, HashSet};
@@ -29,36 +29,43 @@ struct Free {
     /// that the journal is in, which the cleaner leaves alone.
     groups: Vec<(u32, bool)>,
     blocks: Vec<BlockAddr>,
+    /// The device may refer to these.
+    in_use: bool,
 }
 
 impl Free {
     fn new(domain: &Domain) -> Self {
         let numbers = || domain.groups.keys().rev().copied();
         let groups = numbers().map(|g| (g, false)).chain(numbers().map(|g| (g, true))).collect();
-        Self { groups, blocks: Vec::new() }
+        Self { groups, blocks: Vec::new(), in_use: false }
     }
 }
+
+/// Blocks that the device may refer to as something else, and what is to be written there.
+pub type Held = Vec<(BlockAddr, Vec<u8>)>;
 
 /// Writes nodes and buckets of one domain.
 struct Writer<'a> {
     store: &'a Store,
-    sb: &'a SuperBlock,
     domain: &'a mut Domain,
     /// State of the groups before anything was written.
     before: BTreeMap<u32, Expected>,
     free: Free,
     given: HashSet<BlockAddr>,
+    held: &'a mut Held,
     builder: NodeBlockBuilder,
     /// Nodes in the builder.
     pending: Vec<(NodeId, NodeEntry)>,
     seq: u64,
 }
 
-/// Writes all inodes of `m` that differ from the device, and sets their node table entries in the model.
+/// Writes all inodes of `m` that differ from the device, and sets their node table entries in the model; but for what goes to blocks
+/// that the device may refer to: that is to be written once the headers say that a repair goes on.
 ///
 /// # Errors
 /// Of the device, or [`Error::NoSpace`].
-pub fn write_inodes(m: &mut Model) -> Result<()> {
+pub fn write_inodes(m: &mut Model) -> Result<Held> {
+    let mut held = Held::new();
     let store = std::sync::Arc::clone(&m.store);
     for domain in &mut m.domains {
         let differ: Vec<InodeNo> = m.inodes.wholes_of(domain).filter(|(_, i)| i.dirty.any()).map(|(n, _)| n).collect();
@@ -76,10 +83,10 @@ pub fn write_inodes(m: &mut Model) -> Result<()> {
         let seq = domain.header.map_or(1, |h| h.last_tx.get().max(1));
         let mut w = Writer {
             store: &store,
-            sb: &m.sb,
             before,
             free,
             given: Default::default(),
+            held: &mut held,
             builder: NodeBlockBuilder::default(),
             pending: Vec::new(),
             seq,
@@ -92,7 +99,7 @@ pub fn write_inodes(m: &mut Model) -> Result<()> {
         }
         w.finish_block()?;
     }
-    Ok(())
+    Ok(held)
 }
 
 impl Writer<'_> {
@@ -110,15 +117,24 @@ impl Writer<'_> {
             for at in (0..group.blocks).rev() {
                 let (s, i) = ((at / SEGMENT_BLOCKS) as usize, at % SEGMENT_BLOCKS);
                 let used = e.valid[s][(i / 64) as usize] >> (i % 64) & 1 == 1;
-                let on_device = group.segments.as_ref().is_some_and(|t| t[s].is_valid(i));
+                // what is not known may be in use
+                let known = group.segments.as_ref().filter(|_| !group.segments_doubtful);
+                let on_device = known.is_none_or(|t| t[s].is_valid(i));
                 if !used && !(careful && (on_device || e.journal[s])) {
                     self.free.blocks.push(BlockAddr(start + u64::from(at)));
                 }
             }
-            if !careful && self.free.blocks.iter().any(|b| !self.given.contains(b)) {
-                super::mark_repair(self.store, self.sb, self.domain)?;
-            }
+            self.free.in_use = !careful;
         }
+    }
+
+    /// Writes the block that [`Self::block`] gave last.
+    fn write(&mut self, addr: BlockAddr, block: Vec<u8>) -> Result<()> {
+        if self.free.in_use {
+            self.held.push((addr, block));
+            return Ok(());
+        }
+        Ok(self.store.write(addr, &block)?)
     }
 
     /// Adds a record; its table entry is set when its block is written.
@@ -142,7 +158,7 @@ impl Writer<'_> {
         }
         let addr = self.block()?;
         let block = self.builder.finish(self.domain.number, self.store.volume, addr, self.seq);
-        self.store.write(addr, &block)?;
+        self.write(addr, block)?;
         for (node, entry) in std::mem::take(&mut self.pending) {
             self.domain.set_entry(self.store, node, NodeEntry { addr, ..entry });
         }
@@ -282,7 +298,7 @@ impl Writer<'_> {
                 let addr = self.block()?;
                 let first = lblk << 15;
                 let b = encode_bucket(part, node, first, self.domain.number, self.store.volume, addr, self.seq);
-                self.store.write(addr, &b)?;
+                self.write(addr, b)?;
                 ino.extents.push(Extent { lblk, addr, len: 1, unwritten: false, sums: None });
             }
         }

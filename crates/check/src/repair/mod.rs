@@ -1,7 +1,7 @@
 //! Makes the device equal to a model.
 //!
-//! Order: new records and buckets to free blocks; flush; the tables of the groups; flush; the volume's tables and the
-//! domain headers. While the tables of a domain are written it is marked as failed, so that an interrupted repair is
+//! Order: new records and buckets to free blocks; flush; those for which there were only blocks that are in use as yet; the tables of
+//! the groups; flush; the volume's tables and the domain headers. While the tables of a domain are written it is marked as failed, so that an interrupted repair is
 //! neither mounted for writing nor skipped by the next check; and the mark says whether any of them was in doubt, so that the next
 //! check does not take the segment tables, whose sum comes last, for writes that the device lost.
 //!
@@ -50,8 +50,8 @@ const POSITION_MAX: u64 = 1 << 60;
 /// # Errors
 /// Of the device, or [`crate::Error::NoSpace`] where a domain has no block left for a record.
 pub fn write(m: &mut Model) -> Result<()> {
-    // Where there is no room for it, nothing else has changed.
-    layout::write_inodes(m)?;
+    // Where there is no room for it, nothing has changed.
+    let held = layout::write_inodes(m)?;
     m.store.flush()?;
     let changed: Vec<usize> = (0..m.domains.len()).filter(|i| differs(m, &m.domains[*i])).collect();
     for &i in &changed {
@@ -63,6 +63,7 @@ pub fn write(m: &mut Model) -> Result<()> {
         }
     }
     write_headers(m, &changed, |d| CLEAN | in_repair(d))?;
+    held.iter().try_for_each(|(addr, block)| m.store.write(*addr, block))?;
     for mend in changed.iter().flat_map(|i| m.domains[*i].groups.values()).flat_map(|g| &g.mend) {
         m.store.write(mend.addr, &mend.block)?;
     }

@@ -51,7 +51,7 @@ fn extents(dev: &Arc<SparseDevice>) -> usize {
 }
 
 /// What `repair` writes and flushes.
-fn repaired(base: &Arc<SparseDevice>, repair: impl FnOnce(Arc<dyn Device>)) -> Vec<Event> {
+pub fn repaired(base: &Arc<SparseDevice>, repair: impl FnOnce(Arc<dyn Device>)) -> Vec<Event> {
     let image = MemDevice::new(base.blocks());
     let mut block = vec![0; BLOCK_BYTES];
     for b in base.written() {
@@ -63,7 +63,7 @@ fn repaired(base: &Arc<SparseDevice>, repair: impl FnOnce(Arc<dyn Device>)) -> V
     recorder.log()
 }
 
-fn by_hand(dev: Arc<dyn Device>) {
+pub fn by_hand(dev: Arc<dyn Device>) {
     check(&[dev], &REPAIR, &JournalReplay, &|_, _, _| {}).unwrap();
 }
 
@@ -73,7 +73,7 @@ fn at_boot(dev: Arc<dyn Device>) {
 }
 
 /// Cuts a repair off at each of its writes, and in each way; how often.
-fn each_cut(base: &Arc<SparseDevice>, events: &[Event], look: impl Fn(&Arc<SparseDevice>, &str)) -> usize {
+pub fn each_cut(base: &Arc<SparseDevice>, events: &[Event], look: impl Fn(&Arc<SparseDevice>, &str)) -> usize {
     let (mut flushed, mut states) = (0, 0);
     for (at, event) in events.iter().enumerate() {
         let Event::Write { .. } = event else {
@@ -384,19 +384,20 @@ fn a_repair_leaves_the_headers_of_other_domains_alone() {
     }
 }
 
-#[test]
-fn a_repair_without_room_changes_nothing() {
+/// A volume in which a directory of thousands of names must be laid out anew; all blocks are in use but a few, and of these some by a file
+/// that goes. And where that lies.
+fn nearly_full(free_blocks: usize, of_what_goes: usize) -> (Arc<SparseDevice>, BTreeSet<u64>) {
     let dev = formatted(16, 1, None);
     let mut m = model(&dev);
     let names: Vec<String> = (0..3000).map(|i| format!("{i:0200}")).collect();
-    let d = add(&mut m, 0, 0o040_755, &[(InodeNo::ROOT, "d")], Content::InlineDir(vec![]));
-    let f = add(&mut m, 0, 0o100_600, &[(InodeNo::ROOT, "f")], Content::Inline(vec![]));
+    let root = InodeNo::ROOT;
+    let d = add(&mut m, 0, 0o040_755, &[(root, "d")], Content::InlineDir(vec![]));
+    let files = ["f", "goes"].map(|name| add(&mut m, 0, 0o100_600, &[(root, name)], Content::Inline(vec![])));
     let links: Vec<(InodeNo, &str)> = names.iter().map(|n| (d, n.as_str())).collect();
     add(&mut m, 0, 0o100_600, &links, Content::None);
     repair::write(&mut m).unwrap();
     let mut m = model(&dev);
     assert_eq!(m.log.findings, vec![]);
-    // all that is free but a few blocks is the file's
     let (g, store) = (m.store.geometry(), Arc::clone(&m.store));
     let used = Used::of(&m.domains[0], &m.inodes);
     let mut free = Vec::new();
@@ -405,33 +406,90 @@ fn a_repair_without_room_changes_nothing() {
         let is_free = |b: &u32| e.valid[(b / 512) as usize][(b % 512 / 64) as usize] >> (b % 64) & 1 == 0;
         free.extend((0..group.blocks).filter(is_free).map(|b| g.group_start(group.number).0 + u64::from(b)));
     }
-    free.truncate(free.len() - 8);
-    let ino = m.body(f).unwrap();
-    ino.inode.content = Content::Extents(vec![]);
-    ino.extents = Vec::new();
-    for (lblk, addr) in (0u64..).zip(&free) {
-        match ino.extents.last_mut() {
-            Some(e) if e.addr.0 + u64::from(e.len) == *addr => e.len += 1,
-            _ => ino.extents.push(Extent { lblk, addr: BlockAddr(*addr), len: 1, unwritten: false, sums: None }),
+    free.truncate(free.len() - free_blocks);
+    let goes = free.split_off(free.len() - of_what_goes);
+    for (file, blocks) in files.into_iter().zip([&free, &goes]).filter(|(_, blocks)| !blocks.is_empty()) {
+        let ino = m.body(file).unwrap();
+        ino.inode.content = Content::Extents(vec![]);
+        ino.extents = Vec::new();
+        for (lblk, addr) in (0u64..).zip(blocks) {
+            match ino.extents.last_mut() {
+                Some(e) if e.addr.0 + u64::from(e.len) == *addr => e.len += 1,
+                _ => ino.extents.push(Extent { lblk, addr: BlockAddr(*addr), len: 1, unwritten: false, sums: None }),
+            }
         }
+        (ino.inode.blocks, ino.inode.size) = (blocks.len() as u64, blocks.len() as u64 * BLOCK_BYTES as u64);
+        ino.dirty.extents = true;
     }
-    (ino.inode.blocks, ino.inode.size) = (free.len() as u64, free.len() as u64 * BLOCK_BYTES as u64);
-    ino.dirty.extents = true;
     repair::write(&mut m).unwrap();
     let mut m = model(&dev);
     assert_eq!(m.log.findings, vec![]);
     let bucket = m.body(d).unwrap().extents[0].addr;
+    if of_what_goes > 0 {
+        m.body(root).unwrap().entries.retain(|e| e.node != files[1]);
+        m.body(root).unwrap().dirty.entries = true;
+        let ino = m.body(files[1]).unwrap();
+        (ino.inode.nlink, ino.inode.links, ino.linked, ino.dirty.links) = (0, vec![], vec![], true);
+        repair::write(&mut m).unwrap();
+    }
     let mut block = vec![0; BLOCK_BYTES];
     store.read(bucket, &mut block).unwrap();
     block[100] ^= 1;
     store.write(bucket, &block).unwrap();
-    let devices = [Arc::clone(&dev) as Arc<dyn Device>];
-    let (why, found) = check(&devices, &REPAIR, &JournalReplay, &|_, _, _| {}).unwrap_err().into_parts();
-    assert!(matches!(why, crate::Error::NoSpace), "{why:?}");
-    assert!(found.iter().any(|f| f.code == codes::BUCKET && !f.fixed), "{found:#?}");
-    let flags = |d: &Domain| d.header.unwrap().flags.get();
-    assert!(
-        volume::read(&devices).unwrap().domains.iter().all(|d| flags(d) & FAILED == 0),
-        "a domain is marked as failed"
-    );
+    let start = m.sb.device[0].data_start.get();
+    (dev, goes.into_iter().map(|b| start + b).collect())
+}
+
+#[test]
+fn a_repair_without_room_changes_nothing() {
+    for of_what_goes in [0, 20] {
+        let (dev, goes) = nearly_full(8, of_what_goes);
+        let before = dev.fork();
+        let devices = [Arc::clone(&dev) as Arc<dyn Device>];
+        let (why, found) = check(&devices, &REPAIR, &JournalReplay, &|_, _, _| {}).unwrap_err().into_parts();
+        assert!(matches!(why, crate::Error::NoSpace), "{why:?}");
+        assert!(found.iter().any(|f| f.code == codes::BUCKET && !f.fixed), "{found:#?}");
+        let flags = |d: &Domain| d.header.unwrap().flags.get();
+        assert!(
+            volume::read(&devices).unwrap().domains.iter().all(|d| flags(d) & FAILED == 0),
+            "a domain is marked as failed"
+        );
+        let (mut is, mut was) = (vec![0; BLOCK_BYTES], vec![0; BLOCK_BYTES]);
+        for block in goes {
+            dev.read(block, &mut is).unwrap();
+            before.read(block, &mut was).unwrap();
+            assert!(is == was, "block {block}, of a file that the tables have, is written over");
+        }
+    }
+}
+
+/// What the tables have is written over when the header says that a repair goes on, and not before.
+#[test]
+fn a_domain_is_marked_before_what_is_in_use_is_written_over() {
+    let (dev, goes) = nearly_full(8, 400);
+    let events = repaired(&dev, by_hand);
+    let whole = after(&dev, &events, |_| Some(BLOCK_BYTES));
+    assert_eq!(run(&whole, &FORCE).findings, vec![]);
+    let m = volume::read(&[Arc::clone(&dev) as Arc<dyn Device>]).unwrap();
+    let header = crate::rules::volume::header_place(&m.sb, 0);
+    let writes = |to: &dyn Fn(u64) -> bool| {
+        events.iter().position(|e| {
+            matches!(e, Event::Write { block, data, .. }
+            if (*block..).take(data.len() / BLOCK_BYTES).any(to))
+        })
+    };
+    let (marked, over) =
+        (writes(&|b| b == header || b == header + 1).unwrap(), writes(&|b| goes.contains(&b)).unwrap());
+    assert!(marked < over, "the header is written as number {marked}, what is in use as number {over}");
+    let between = &events[marked..over];
+    assert!(between.iter().any(|e| matches!(e, Event::Flush { .. })), "no flush between");
+    let names = preen::stored(&whole);
+    let cuts: Vec<usize> = (over..events.len()).step_by(events.len() / 8).collect();
+    for cut in cuts {
+        let dev = after(&dev, &events[..=cut], |_| Some(BLOCK_BYTES));
+        let again = run(&dev, &FsckOptions { repair: true, force: false });
+        assert_eq!(again.unfixed(), 0, "cut off at {cut}: {:#?}", again.findings);
+        assert_eq!(run(&dev, &FORCE).findings, vec![], "cut off at {cut}");
+        assert!(preen::stored(&dev).len() == names.len(), "cut off at {cut}");
+    }
 }
