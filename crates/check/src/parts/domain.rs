@@ -52,9 +52,10 @@ impl Table {
         blocks.flat_map(|(first, block)| (first..).zip(block)).filter(|(_, e)| e.used())
     }
 
-    /// The first slot from `from` on that is not in use.
-    pub fn free(&self, from: u32) -> Option<u32> {
-        (from..self.0.len() as u32 * NODES_PER_BLOCK).find(|slot| self.get(*slot).is_some_and(|e| !e.used()))
+    /// The first slot from `from` on that is not in use, nor `kept`.
+    pub fn free(&self, from: u32, kept: impl Fn(u32) -> bool) -> Option<u32> {
+        let is_free = |slot: &u32| self.get(*slot).is_some_and(|e| !e.used()) && !kept(*slot);
+        (from..self.0.len() as u32 * NODES_PER_BLOCK).find(is_free)
     }
 
     /// The entries of block `index`.
@@ -167,6 +168,9 @@ pub struct Domain {
     pub recovered: HashSet<NodeId>,
     /// Those of them that are in use for certain, and whose newest record is lost: an older one stands in for it.
     pub outdated: HashSet<NodeId>,
+    /// Its nodes that were to take a name of another inode, and did not come to be: a repair that is cut off must not let them look as if
+    /// they had. So none of these numbers is given out, and their records keep their versions.
+    pub undecided: HashSet<NodeId>,
     /// Groups all of whose blocks were taken for valid, so that the replay of the journal gave none of them out.
     pub doubted: HashSet<u32>,
     /// Overflow nodes that a repair has laid out, and those that its inodes name on the device and will not name any more: not

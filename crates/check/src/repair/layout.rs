@@ -200,7 +200,9 @@ impl Writer<'_> {
         if ino.dirty.xattrs {
             self.domain.replaced.append(&mut ino.inode.xattr_nodes);
         }
-        ino.version += 1;
+        if !self.domain.undecided.contains(&node.node()) {
+            ino.version += 1;
+        }
         let base = NodeRecord {
             node: node.node(),
             generation: ino.generation,

@@ -376,6 +376,7 @@ pub fn close_journal(m: &Model, d: &Domain, h: DomainHeader) -> Result<()> {
         groups: Default::default(),
         recovered: Default::default(),
         outdated: Default::default(),
+        undecided: Default::default(),
         doubted: Default::default(),
         fresh: Vec::new(),
         replaced: Vec::new(),

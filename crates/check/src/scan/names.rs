@@ -358,7 +358,7 @@ pub fn take_node(store: &Store, domain: &mut Domain) -> Option<(NodeId, u32)> {
     let (node, generation) = domain.groups.values().find_map(|group| {
         // the first numbers of the volume are not given out
         let from = if group.number == 0 { InodeNo::ROOT.0 as u32 + 1 } else { 0 };
-        let slot = group.entries.free(from)?;
+        let slot = group.entries.free(from, |slot| domain.undecided.contains(&g.node(group.number, slot)))?;
         Some((g.node(group.number, slot), group.entries.get(slot)?.generation.wrapping_add(1)))
     })?;
     domain.set_entry(store, node, NodeEntry { addr: BlockAddr(0), index: 0, flags: USED, generation, written: 0 });

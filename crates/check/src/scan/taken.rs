@@ -39,6 +39,11 @@ pub fn give_names_back(m: &mut Model) {
         if back.is_empty() && given.is_empty() {
             continue;
         }
+        for newcomer in back.iter().chain(&given).map(|t| t.newcomer) {
+            if let Some(d) = m.domain_of(newcomer).and_then(|d| m.domains.get_mut(usize::from(d))) {
+                d.undecided.insert(newcomer.node());
+            }
+        }
         given.iter().for_each(|t| complete_exchange(m, node, t));
         let Some(ino) = m.body(node) else { continue };
         ino.inode.tombstones = holds;

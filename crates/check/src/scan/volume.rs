@@ -242,6 +242,7 @@ fn read_domains(m: &mut Model) {
             groups: BTreeMap::new(),
             recovered: Default::default(),
             outdated: Default::default(),
+            undecided: Default::default(),
             doubted: Default::default(),
             fresh: Vec::new(),
             replaced: Vec::new(),

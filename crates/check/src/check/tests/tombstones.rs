@@ -116,3 +116,43 @@ fn half_an_exchange_is_completed() {
         }
     }
 }
+
+/// Who took a name, and never came to be, must not look as if it had, since a repair wrote it, or gave its number out, and was cut off.
+#[test]
+fn a_name_that_nobody_took_comes_back_behind_a_repair_that_is_cut_off() {
+    for is_new in [false, true] {
+        let dev = populated();
+        let mut m = model(&dev);
+        let (root, taker) = (InodeNo::ROOT, find(&mut m, "a/small"));
+        let ino = m.body(taker).unwrap();
+        (ino.inode.blocks, ino.dirty.record) = (77, true);
+        let taken = (taker, ino.generation, ino.version + 2);
+        // this one goes to a new `/lost+found`
+        let homeless = add(&mut m, 0, 0o100_644, &[(root, "homeless")], Content::None);
+        let victim = add(&mut m, 2, 0o100_644, &[(root, "victim")], Content::Inline(b"kept".to_vec()));
+        m.body(root).unwrap().entries.retain(|e| e.node != homeless && e.node != victim);
+        for node in [homeless, victim] {
+            let ino = m.body(node).unwrap();
+            (ino.inode.links, ino.linked) = (vec![], vec![]);
+        }
+        let (store, link) = (Arc::clone(&m.store), Link { parent: root, name: b"victim".as_slice().into() });
+        let (next, generation) = names::take_node(&store, &mut m.domains[0]).unwrap();
+        let free = NodeEntry { generation: generation - 1, ..NodeEntry::default() };
+        m.domains[0].set_entry(&store, next, free);
+        let (newcomer, generation, version) = if is_new { (next.inode(), generation, 1) } else { taken };
+        let ino = m.body(victim).unwrap();
+        ino.inode.nlink = 0;
+        ino.inode.tombstones = vec![Tombstone { link, newcomer, generation, version }];
+        repair::write(&mut m).unwrap();
+        let events = cut_off::repaired(&dev, cut_off::by_hand);
+        let states = cut_off::each_cut(&dev, &events, |dev, cut| {
+            let again = run(dev, &REPAIR);
+            assert_eq!(again.unfixed(), 0, "{cut}: {:#?}", again.findings);
+            assert_eq!(run(dev, &FORCE).findings, vec![], "{cut}");
+            let mut m = model(dev);
+            assert!(m.inodes.get(victim).is_some(), "new: {is_new}, {cut}: {:#?}", again.findings);
+            assert_eq!(find(&mut m, "victim"), victim, "{cut}");
+        });
+        assert!(states > 20, "{states} states");
+    }
+}
