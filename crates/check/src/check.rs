@@ -173,7 +173,7 @@ fn check_with(
         }
     }
     let before = prepared.log.findings.clone();
-    let mut m = scan(&devices, &mut prepared, progress).map_err(|e| e.after(before))?;
+    let mut m = scan(&devices, &mut prepared, progress).map_err(|e| e.after(before.clone()))?;
     add_found_before(&mut m, &mut prepared);
     if let Some(out) = data {
         data::compare_all(&mut m, out, progress);
@@ -183,6 +183,8 @@ fn check_with(
         let writes = recount || m.domains.iter().any(|d| d.header_dirty);
         return Ok((report, writes));
     }
+    let told = |f: &Finding| before.iter().any(|b| (b.code, b.domain, b.node) == (f.code, f.domain, f.node));
+    prepare::tell(report.findings.iter().filter(|f| codes::goes_with_journal(f.code) && !told(f)));
     let found = report.findings.clone();
     let repaired = repair_until_it_holds(&devices, m, report, recount, how, progress);
     Ok((repaired.map_err(|e| e.after(found))?, false))

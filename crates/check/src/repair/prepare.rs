@@ -125,13 +125,21 @@ impl Prepared {
     /// What was found in a domain of whose journal something is about to go: it is told, and the header of the domain says that a
     /// repair goes on.
     fn before_it_goes(&mut self, m: &mut Model, i: usize, log: &mut Log) -> Result<()> {
-        for f in log.findings.iter().filter(|_| self.tells) {
-            let node = f.node.map_or_else(String::new, |n| format!(" node {n}"));
-            tracing::error!("E{:03} domain {}{node}: {}", f.code, m.domains[i].number, f.message);
+        if self.tells {
+            tell(&log.findings);
         }
         self.log.findings.append(&mut log.findings);
         self.marked.insert(m.domains[i].number);
         super::mark_repair(&m.store, &m.sb, &mut m.domains[i])
+    }
+}
+
+/// Tells the log what no later check finds, where this one is cut off.
+pub fn tell<'f>(findings: impl IntoIterator<Item = &'f Finding>) {
+    for f in findings {
+        let domain = f.domain.map_or_else(String::new, |d| format!(" domain {d}"));
+        let node = f.node.map_or_else(String::new, |n| format!(" node {n}"));
+        tracing::error!("E{:03}{domain}{node}: {}", f.code, f.message);
     }
 }
 
@@ -187,6 +195,11 @@ fn tables_first(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<()> {
         let lost = domain.header.is_none();
         if lost && !make_header(&store, &mut log, domain) {
             continue;
+        }
+        if lost && p.tells {
+            // once the header is written, the journal goes on behind all that it holds
+            let of_it = |f: &&Finding| f.domain == Some(domain.number);
+            tell(p.log.findings.iter().filter(of_it).chain(&log.findings).filter(|f| codes::goes_with_journal(f.code)));
         }
         let journal = domain.journal();
         for group in domain.groups.values_mut() {

@@ -2,6 +2,7 @@
 
 use super::*;
 use braidfs::{Cred, FileKind, MountOptions, NewNode, OpenHow, RenameMode, Volume};
+use braidfs_device::{Effect, FaultDevice, Op, Rule};
 use std::time::Duration;
 
 const LOST: u16 = 1;
@@ -123,4 +124,72 @@ fn a_name_beside_another_one_comes_back_where_who_took_it_is_lost() {
         |dir, name: &[u8]| v.lookup(dir, name).map(|a| a.ino).unwrap_or_else(|e| panic!("{e}, {:#?}", r.findings));
     assert_eq!((named(InodeNo::ROOT, b"f"), named(InodeNo::ROOT, b"other"), named(d, b"c")), (f, f, c));
     v.unmount().unwrap();
+}
+
+/// What an error told the log, in a thread.
+#[derive(Clone, Default)]
+struct Told(Arc<Mutex<Vec<String>>>);
+
+impl tracing::field::Visit for Told {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        if field.name() == "message" {
+            self.0.lock().push(format!("{value:?}"));
+        }
+    }
+}
+
+impl tracing::Subscriber for Told {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::ERROR
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut self.clone());
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// Where the repair ends before it has written the header again, the log has what the journal held; and so has a check that only looks,
+/// in what it found.
+#[test]
+fn what_the_journal_of_a_lost_header_held_is_told_before_it_goes() {
+    for domains in [1, 2] {
+        let dev = fresh(64, domains);
+        let v = mounted(&dev);
+        let lost = domains - 1;
+        let dir = if lost == 0 { InodeNo::ROOT } else { dir_in(&v, lost, "d") };
+        v.sync().unwrap();
+        let f = v.create(dir, b"f", &NEW_FILE, &Cred::root()).unwrap().ino;
+        v.fsync(f, false).unwrap();
+        assert_eq!(v.domain_of(f).unwrap().0, lost);
+        let then = dev.fork();
+        v.crash();
+        lose_header(&then, lost);
+        let is_told = |found: &[Finding]| found.iter().any(|x| (x.code, x.node) == (codes::CHANGES_LOST, Some(f.0)));
+        let look = run(&then, &FORCE);
+        assert!(is_told(&look.findings), "{:#?}", look.findings);
+        let m = volume::read(&[Arc::clone(&then) as Arc<dyn Device>]).unwrap();
+        let at = crate::rules::volume::header_place(&m.sb, lost);
+        let faulty = Arc::new(FaultDevice::new(then.clone(), 7));
+        faulty.add(Rule::new(Op::Write, Effect::Fail(5)).blocks(at..at + 2));
+        let told = Told::default();
+        let ended = tracing::subscriber::with_default(told.clone(), || {
+            check(&[faulty.clone() as Arc<dyn Device>], &REPAIR, &JournalReplay, &|_, _, _| {})
+        });
+        assert!(ended.is_err() && faulty.fired() > 0, "{ended:?}");
+        let told = told.0.lock().clone();
+        let mine = |code: u32, node: &str| {
+            told.iter().filter(|t| t.starts_with(&format!("E{code} domain {lost}{node}"))).count()
+        };
+        assert_eq!(
+            (mine(codes::DOMAIN_LOST, ":"), mine(codes::CHANGES_LOST, &format!(" node {}:", f.0))),
+            (1, 1),
+            "{told:#?}"
+        );
+    }
 }
