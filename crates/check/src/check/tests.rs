@@ -9,6 +9,7 @@ mod scratch;
 mod shared;
 mod tombstones;
 mod trees;
+mod uncompared;
 
 use super::*;
 use crate::collect::Records;

@@ -38,7 +38,14 @@ impl Domain {
 
     fn roll_forward_one(&self, e: &Enter<'_>, forward: Forward) -> Result<Option<Forwarded>> {
         let inode = &forward.record;
-        let old = self.older_than_record(inode)?;
+        let old = match self.older_than_record(inode) {
+            // the record names none of its entries: a check makes it again from what hangs in it
+            Err(why) if inode.flags & DIR != 0 && self.shared.passes_over(&why) => {
+                tracing::error!("{}: {why}; left to the check", inode.node);
+                return Ok(None);
+            }
+            old => old?,
+        };
         if old.is_some() && inode.flags & DIR != 0 {
             return Ok(None); // it exists: the skeleton says nothing new
         }
@@ -84,7 +91,9 @@ impl Domain {
             }
             Ok(old) => Ok(old),
             // the record that was synced says all; blocks that only the lost one names are found by a check
-            Err(Error::Corrupt(why)) if inode.flags & DIR == 0 => {
+            Err(why)
+                if inode.flags & DIR == 0 && (matches!(why, Error::Corrupt(_)) || self.shared.passes_over(&why)) =>
+            {
                 tracing::error!("{}: {why}; restored as it was synced", inode.node);
                 Ok(None)
             }

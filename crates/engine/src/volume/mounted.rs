@@ -124,6 +124,7 @@ impl MountedVolume {
         d.find(ino).or_else(|e| match e {
             // its group has left the domain meanwhile, in which there was no inode then
             Error::Corrupt(_) if d.domain_of(ino) != Some(d.id) => Ok(None),
+            Error::Corrupt(_) if self.shared.replays => Err(e),
             Error::Corrupt(_) => {
                 // what stands beside it may be as wrong: nothing more is written there
                 d.fail(&e);

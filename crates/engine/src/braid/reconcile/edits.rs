@@ -149,6 +149,25 @@ impl Pass<'_> {
         }
     }
 
+    /// What hangs in a directory that goes loses that name.
+    fn lose_all_in(&mut self, c: &Arc<Cell>) -> Result<()> {
+        let mut pos = 2;
+        loop {
+            let next = {
+                let d = self.mounted.dom(c.domain);
+                let mut st = c.state.write();
+                d.with_index(c.ino, &mut st, |ix, load| Ok(ix.next_after(pos, load)?.cloned()))?
+            };
+            let Some(e) = next else { return Ok(()) };
+            pos = e.hash;
+            if let Some(x) = self.live((&e).into())?
+                && x.state.read().has_link(c.ino, &e.name)
+            {
+                self.lose(&x, c.ino, &e.name)?;
+            }
+        }
+    }
+
     /// Deletes what lost its last name; of a directory also what only it named.
     pub(super) fn reap_doomed(&mut self) -> Result<()> {
         while let Some(c) = self.doomed.pop() {
@@ -166,22 +185,15 @@ impl Pass<'_> {
                 self.mounted.dom(c.domain).orphans.insert(c.ino);
                 continue;
             }
-            if c.kind == FileKind::Dir {
-                let mut pos = 2;
-                loop {
-                    let next = {
-                        let d = self.mounted.dom(c.domain);
-                        let mut st = c.state.write();
-                        d.with_index(c.ino, &mut st, |ix, load| Ok(ix.next_after(pos, load)?.cloned()))?
-                    };
-                    let Some(e) = next else { break };
-                    pos = e.hash;
-                    if let Some(x) = self.live((&e).into())?
-                        && x.state.read().has_link(c.ino, &e.name)
-                    {
-                        self.lose(&x, c.ino, &e.name)?;
-                    }
+            if c.kind == FileKind::Dir
+                && let Err(error) = self.lose_all_in(&c)
+            {
+                if !self.mounted.shared.passes_over(&error) {
+                    return Err(error);
                 }
+                // a check finds what is left in it
+                tracing::warn!(ino = %c.ino, %error, "a directory without a name is not deleted");
+                continue;
             }
             if self.mounted.held.orphaned(&c) {
                 // its holder gives it back

@@ -63,12 +63,22 @@ impl Pass<'_> {
     /// be behind a checkpoint, where the domain of who took the name had failed before that was durable. So may those of `before`, where
     /// all links are compared: then what cannot be judged is left to the next mount.
     pub(super) fn judge_all(&mut self, hints: &[Hint], orphans: &[InodeNo], before: Option<&[InodeNo]>) -> Result<()> {
-        let cells = hints.iter().filter_map(|h| self.live(h.child).transpose()).collect::<Result<Vec<_>>>()?;
+        let mut cells = Vec::with_capacity(hints.len());
+        for h in hints {
+            match self.live(h.child) {
+                Err(error) if self.mounted.shared.passes_over(&error) => self.leave_unread(h.child.ino, &error),
+                found => cells.extend(found?),
+            }
+        }
         // all verdicts first: changes make versions newer
-        let mut verdicts = cells.into_iter().map(|c| self.judge_known(c)).collect::<Result<Vec<_>>>()?;
+        let mut verdicts = Vec::with_capacity(cells.len());
+        let leaves = self.mounted.shared.replays;
+        for c in cells {
+            verdicts.push(if leaves { self.judge_or_leave(c) } else { self.judge_known(c)? });
+        }
         for n in orphans {
             let Some(c) = self.orphan(*n) else { continue };
-            verdicts.push(if before.is_some() { self.judge_or_leave(c) } else { self.judge_known(c)? });
+            verdicts.push(if leaves || before.is_some() { self.judge_or_leave(c) } else { self.judge_known(c)? });
         }
         for (looked, ino) in (1..).zip(before.unwrap_or_default()) {
             match self.mounted.find(*ino) {
@@ -185,7 +195,8 @@ impl Pass<'_> {
                 }
                 st.parent = link.parent;
             })?;
-            self.put_entry(link.parent, &link.name, &b)?;
+            let put = self.put_entry(link.parent, &link.name, &b);
+            self.compared(put)?;
             self.mended += 1;
         }
         for link in v.revived {
@@ -200,7 +211,8 @@ impl Pass<'_> {
                     st.parent = link.parent;
                 }
             })?;
-            self.put_entry(link.parent, &link.name, &c)?;
+            let put = self.put_entry(link.parent, &link.name, &c);
+            self.compared(put)?;
             self.mended += 1;
         }
         Ok(())
