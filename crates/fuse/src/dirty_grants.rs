@@ -12,6 +12,7 @@
 use crate::looks::Looks;
 use crate::node::WireId;
 use crate::requester::{self, Call, Doing, Seen};
+use braidfs::InodeNo;
 use braidfs_sync::{Mutex, rank};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -79,7 +80,7 @@ pub(crate) struct Left {
     pub blocks: u64,
     /// Some of it to threads that are not seen, and are taken to write for [`LATELY`].
     pub unseen: bool,
-    /// Some of it to threads that are seen to write, or to run.
+    /// Some of it to threads that are seen to write, or to run: in time they are not in the way.
     pub writing: bool,
 }
 
@@ -272,16 +273,27 @@ impl DirtyGrants {
         tell(self.0.lock().granted);
     }
 
-    /// Begins to have the kernel write back all that was granted by now. One at a time.
-    pub fn write_back(&self, looks: &Looks) -> WritingBack {
-        self.write_back_seeing(|threads| looks.at(threads))
+    /// All that was granted was so much earlier.
+    #[cfg(test)]
+    pub(crate) fn told_earlier(&self, passed: Duration) {
+        self.0.lock().writers.values_mut().for_each(|w| w.told -= passed);
     }
 
-    fn write_back_seeing(&self, look: impl FnOnce(Vec<u32>) -> HashMap<u32, Seen>) -> WritingBack {
+    /// Begins to have the kernel write back all that was granted by now. One at a time. `locked`: whoever is seen to write to this
+    /// inode waits for its lock, and who asks this for the request that holds it need not wait for him.
+    pub fn write_back(&self, looks: &Looks, locked: Option<InodeNo>) -> WritingBack {
+        self.write_back_seeing(locked, |threads| looks.at(threads))
+    }
+
+    fn write_back_seeing(
+        &self,
+        locked: Option<InodeNo>,
+        look: impl FnOnce(Vec<u32>) -> HashMap<u32, Seen>,
+    ) -> WritingBack {
         let told: HashMap<u64, Instant> = self.0.lock().writers.iter().map(|(key, w)| (*key, w.told)).collect();
         let seen = look(told.keys().filter_map(|key| u32::try_from(*key).ok()).collect());
         let mut l = self.0.lock();
-        let in_flight = l.keep_in_flight(&told, &seen);
+        let in_flight = l.keep_in_flight(&told, &seen, locked);
         let blocks = l.granted.saturating_sub(l.in_flight());
         let files = l.promised.drain().map(|(_, id)| id).collect();
         let still: Vec<WireId> = l.writers.values().map(|w| w.id).collect();
@@ -305,7 +317,12 @@ impl Ledger {
 
     /// Forgets writers that have stored their bytes: those that were `seen`, and were told to go on when `told` says, as the
     /// others were after the look. What those do that stay.
-    fn keep_in_flight(&mut self, told: &HashMap<u64, Instant>, seen: &HashMap<u32, Seen>) -> InFlight {
+    fn keep_in_flight(
+        &mut self,
+        told: &HashMap<u64, Instant>,
+        seen: &HashMap<u32, Seen>,
+        locked: Option<InodeNo>,
+    ) -> InFlight {
         let mut in_flight = InFlight::default();
         self.writers.retain(|key, w| {
             if told.get(key) != Some(&w.told) {
@@ -314,7 +331,7 @@ impl Ledger {
             let seen = u32::try_from(*key).ok().and_then(|thread| seen.get(&thread));
             match seen.map_or(Doing::Unknown, |seen| seen.since(w.call)) {
                 Doing::Writing(_) => {
-                    in_flight.writing = true;
+                    in_flight.writing |= locked != Some(w.id.ino());
                     true
                 }
                 Doing::Other => false,
@@ -346,7 +363,6 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use braidfs::InodeNo;
 
     fn id(n: u64) -> WireId {
         WireId::new(InodeNo(n), 1)
@@ -378,7 +394,7 @@ mod tests {
         let a = DirtyGrants::default();
         assert!(a.grant(by(10, 1), 60, || 100, drop) && a.grant(by(11, 2), 40, || 100, drop));
         assert!(!a.grant(by(12, 3), 1, || 100, drop));
-        let w = a.write_back_seeing(seeing(|_| Doing::Other));
+        let w = a.write_back_seeing(None, seeing(|_| Doing::Other));
         assert_eq!(files(&w), [10, 11]);
         assert!(!a.grant(by(12, 3), 1, || 100, drop), "nothing is written yet");
         assert_eq!(a.written_back(w), Left { blocks: 0, unseen: false, writing: false });
@@ -393,7 +409,7 @@ mod tests {
         a.take_back(by(10, 3));
         assert!(!a.grant(by(10, 2), 41, || 100, drop) && a.grant(by(10, 2), 40, || 100, drop));
         // also while the rest is being written back
-        let w = a.write_back_seeing(seeing(|t| if t == 2 { Doing::Writing(None) } else { Doing::Other }));
+        let w = a.write_back_seeing(None, seeing(|t| if t == 2 { Doing::Writing(None) } else { Doing::Other }));
         a.take_back(by(10, 2));
         assert_eq!(a.written_back(w), Left { blocks: 0, unseen: false, writing: true });
     }
@@ -413,7 +429,7 @@ mod tests {
         );
         a.has_taken(40);
         assert!(a.grant(by(10, 2), 40, || 100, drop));
-        let w = a.write_back_seeing(seeing(|_| Doing::Other));
+        let w = a.write_back_seeing(None, seeing(|_| Doing::Other));
         assert!(!a.takes(None, 1, || 100));
         assert_eq!(a.written_back(w).blocks, 0);
         assert!(a.takes(None, 1, || 0));
@@ -450,7 +466,7 @@ mod tests {
         let grants = |thread, blocks| a.grant_of(100, by(10, thread), blocks, || 10_000, drop);
         assert_eq!(a.take(None, 5000, || 10_000), Some(0));
         assert!(grants(1, 60) && !grants(2, 41) && grants(2, 40));
-        let w = a.write_back_seeing(seeing(|_| Doing::Other));
+        let w = a.write_back_seeing(None, seeing(|_| Doing::Other));
         assert_eq!(a.written_back(w).blocks, 0);
         assert!(!grants(1, 5001) && grants(1, 5000) && !grants(2, 1));
     }
@@ -488,15 +504,15 @@ mod tests {
     fn who_is_in_flight_is_written_back_again() {
         let a = DirtyGrants::default();
         assert!(a.grant(by(10, 1), 60, || 100, drop) && a.grant(by(11, 2), 40, || 100, drop));
-        let w = a.write_back_seeing(seeing(|t| if t == 2 { Doing::Writing(None) } else { Doing::Other }));
+        let w = a.write_back_seeing(None, seeing(|t| if t == 2 { Doing::Writing(None) } else { Doing::Other }));
         assert_eq!(files(&w), [10, 11]);
         assert_eq!(a.written_back(w), Left { blocks: 40, unseen: false, writing: true });
         assert!(!a.grant(by(10, 1), 61, || 100, drop) && a.grant(by(10, 1), 60, || 100, drop));
-        let w = a.write_back_seeing(seeing(|_| Doing::Other));
+        let w = a.write_back_seeing(None, seeing(|_| Doing::Other));
         assert_eq!((files(&w), a.written_back(w).blocks), (vec![10, 11], 0));
         // one that asks again has stored what it was granted before
         assert!(a.grant(by(10, 1), 60, || 100, drop) && !a.grant(by(10, 1), 60, || 100, drop));
-        let w = a.write_back_seeing(seeing(|_| Doing::Writing(None)));
+        let w = a.write_back_seeing(None, seeing(|_| Doing::Writing(None)));
         assert_eq!((files(&w), a.written_back(w).blocks), (vec![10], 0));
     }
 
@@ -505,14 +521,14 @@ mod tests {
     fn who_asks_during_a_look_is_in_flight() {
         let a = DirtyGrants::default();
         assert!(a.grant(by(10, 1), 50, || 100, drop));
-        let w = a.write_back_seeing(|threads| {
+        let w = a.write_back_seeing(None, |threads| {
             assert!(a.grant(by(10, 1), 20, || 100, drop) && a.grant(by(11, 2), 30, || 100, drop));
             seeing(|_| Doing::Other)(threads)
         });
         assert_eq!(files(&w), [10, 11]);
         assert_eq!(a.written_back(w), Left { blocks: 50, unseen: false, writing: false });
         // of a thread that was given up nothing is known
-        let w = a.write_back_seeing(|_| HashMap::new());
+        let w = a.write_back_seeing(None, |_| HashMap::new());
         assert_eq!(a.written_back(w), Left { blocks: 50, unseen: true, writing: false });
     }
 
@@ -520,15 +536,31 @@ mod tests {
     fn who_is_not_seen_is_in_flight_a_while() {
         let a = DirtyGrants::default();
         assert!(a.grant(by(10, 0), 5, || 100, drop) && a.grant(by(11, 7), 5, || 100, drop));
-        let w = a.write_back_seeing(seeing(|_| Doing::Unknown));
+        let w = a.write_back_seeing(None, seeing(|_| Doing::Unknown));
         assert_eq!(a.written_back(w), Left { blocks: 10, unseen: true, writing: false });
-        a.0.lock().writers.values_mut().for_each(|w| w.told -= 2 * LATELY);
-        let w = a.write_back_seeing(seeing(|_| Doing::Unknown));
+        a.told_earlier(2 * LATELY);
+        let w = a.write_back_seeing(None, seeing(|_| Doing::Unknown));
         assert_eq!((files(&w), a.written_back(w)), (vec![10, 11], Left { blocks: 0, unseen: false, writing: false }));
         // a thread that is gone
         assert!(a.grant(by(3, u32::MAX >> 2), 5, || 100, drop));
-        let w = a.write_back(&Looks::default());
+        let w = a.write_back(&Looks::default(), None);
         assert_eq!(a.written_back(w).blocks, 0);
+    }
+
+    /// Who holds the lock of an inode need not wait for those that are seen in a `write` to it: they wait for the lock.
+    #[test]
+    fn who_writes_to_a_locked_inode_is_not_waited_for() {
+        let a = DirtyGrants::default();
+        assert!(a.grant(by(10, 1), 60, || 100, drop));
+        let left_of = |a: &DirtyGrants, locked, doing| {
+            let w = a.write_back_seeing(Some(InodeNo(locked)), seeing(move |_| doing));
+            a.written_back(w)
+        };
+        let (left, writes) = (Left { blocks: 60, unseen: false, writing: true }, Doing::Writing(None));
+        assert_eq!((left_of(&a, 11, writes), left_of(&a, 10, writes)), (left, Left { writing: false, ..left }));
+        assert_eq!(left_of(&a, 10, Doing::Running), Left { unseen: true, ..left }, "it has written before");
+        assert!(a.grant(by(11, 2), 40, || 100, drop));
+        assert_eq!(left_of(&a, 10, writes), Left { blocks: 100, ..left });
     }
 
     /// A thread is seen in no call while it copies what it writes.
@@ -537,8 +569,8 @@ mod tests {
         let a = DirtyGrants::default();
         assert!(a.grant(by(10, 1), 60, || 100, drop));
         let left_after = |passed| {
-            a.0.lock().writers.values_mut().for_each(|w| w.told -= passed);
-            let w = a.write_back_seeing(seeing(|_| Doing::Running));
+            a.told_earlier(passed);
+            let w = a.write_back_seeing(None, seeing(|_| Doing::Running));
             a.written_back(w)
         };
         assert_eq!(left_after(Duration::ZERO), Left { blocks: 60, unseen: true, writing: true });
@@ -553,7 +585,7 @@ mod tests {
         let text = serde_json::to_string(&a.handed()).unwrap();
         let b = DirtyGrants::of_handed(&serde_json::from_str(&text).unwrap());
         assert!(!b.grant(by(12, 3), 11, || 100, drop) && b.grant(by(12, 3), 10, || 100, drop));
-        let w = b.write_back_seeing(seeing(|t| if t == 1 { Doing::Writing(None) } else { Doing::Other }));
+        let w = b.write_back_seeing(None, seeing(|t| if t == 1 { Doing::Writing(None) } else { Doing::Other }));
         assert_eq!(files(&w), [10, 11, 12]);
         assert_eq!(
             b.written_back(w),

@@ -823,17 +823,11 @@ impl BraidFs {
                 self.restrict_again(d);
             }
         }
-        let left = self.write_back_granted(fit.later.channel());
+        let left = self.write_back_granted(None, fit.later.channel());
         if fits() {
             return self.let_write(fit.asker, fit.later);
         }
-        let patience = match left.unseen {
-            // what they write counts twice until their `write`s have ended
-            _ if left.writing && self.own_room(ino) >= fit.need => beside::TAKES,
-            true => LATELY + IN_FLIGHT,
-            false => IN_FLIGHT,
-        };
-        let in_flight = left.blocks > 0 && fit.since.elapsed() < patience;
+        let in_flight = left.blocks > 0 && fit.since.elapsed() < self.patience(left, ino, fit.need);
         if in_flight || self.is_taking(self.domain_index(ino), fit.since) {
             std::thread::sleep(pause(fit.since));
             // as above
@@ -848,6 +842,16 @@ impl BraidFs {
         }
         // it was within its limits before it was looked for room
         self.take_quota_back(fit.asker);
+    }
+
+    /// How long who needs so much room waits for `write`s that are under way: see [`IN_FLIGHT`].
+    fn patience(&self, left: Left, ino: InodeNo, need: u64) -> Duration {
+        match left.unseen {
+            // what they write counts twice until their `write`s have ended
+            _ if left.writing && self.own_room(ino) >= need => beside::TAKES,
+            true => LATELY + IN_FLIGHT,
+            false => IN_FLIGHT,
+        }
     }
 
     /// What `df` shows of so many `available` blocks of a tenant with little room, where the kernel asks before each `write`: none of
@@ -985,10 +989,10 @@ impl BraidFs {
         }
     }
 
-    /// Has the kernel write back what was granted, on a mount without OPEN; what is left. In jobs about room
-    /// only.
-    fn write_back_granted(&self, channel: &Channel) -> Left {
-        let writing = self.dirty_grants.write_back(&self.looks);
+    /// Has the kernel write back what was granted, on a mount without OPEN; what is left. `locked`: see
+    /// [`crate::dirty_grants::DirtyGrants::write_back`]. In jobs about room only.
+    fn write_back_granted(&self, locked: Option<InodeNo>, channel: &Channel) -> Left {
+        let writing = self.dirty_grants.write_back(&self.looks, locked);
         writing.files.iter().for_each(|id| _ = self.drop_pages(*id, None, channel));
         let left = self.dirty_grants.written_back(writing);
         self.keep_rooms();

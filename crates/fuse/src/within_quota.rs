@@ -207,12 +207,13 @@ impl BraidFs {
         }
     }
 
-    /// Has the kernel write back what was granted to the owners, and tells the most that one of them has left.
-    fn write_back_for(&self, owners: &[QuotaOwner], channel: &Channel) -> Left {
+    /// Has the kernel write back what was granted to the owners, and tells the most that one of them has left. `locked`: see
+    /// [`DirtyGrants::write_back`].
+    fn write_back_for(&self, owners: &[QuotaOwner], locked: Option<InodeNo>, channel: &Channel) -> Left {
         let mut most = Left::default();
         for owner in owners {
             let ledger = self.quota_grants.of(*owner);
-            let writing = ledger.write_back(&self.looks);
+            let writing = ledger.write_back(&self.looks, locked);
             writing.files.iter().for_each(|id| _ = self.drop_pages(*id, None, channel));
             most = most.or(ledger.written_back(writing));
         }
@@ -221,7 +222,7 @@ impl BraidFs {
 
     /// Has the kernel write back what was granted to the owners, and looks again. In jobs of these owners only.
     fn fit_quota(&self, fit: Fit) {
-        let left = self.write_back_for(&fit.owners, fit.later.channel());
+        let left = self.write_back_for(&fit.owners, None, fit.later.channel());
         self.end_removals(fit.later.channel());
         let ino = fit.asker.id.ino();
         // what the file has is known by now
@@ -242,16 +243,25 @@ impl BraidFs {
             }
             return self.fit_room(fit.asker, fit.range, fit.doing, fit.later, fit.waiting);
         };
-        let taking = self.is_taking_of(&fit.owners);
-        // what others write counts twice until their `write`s have ended: where nothing else is in its way it waits for that
-        let for_writers = left.writing && self.vol.quota_left(refused).is_none_or(|room| room >= need);
-        if (left.blocks > 0 || taking) && fit.since.elapsed() < patience(taking || for_writers, left.unseen) {
+        let patience = self.quota_patience(&fit.owners, left, refused, need);
+        if (left.blocks > 0 || self.is_taking_of(&fit.owners)) && fit.since.elapsed() < patience {
             std::thread::sleep(pause(fit.since));
             // as above
             self.jobs.send_for(&fit.owners.clone(), fit.whose, move |fs| fs.fit_quota(fit));
             return;
         }
         fit.later.done(Err(refusal(refused)));
+    }
+
+    /// How long who needs so many blocks of the owners waits for others, where this one `refused`, and so much is `left`.
+    fn quota_patience(&self, owners: &[QuotaOwner], left: Left, refused: QuotaOwner, need: u64) -> Duration {
+        // what others write counts twice until their `write`s have ended: where nothing else is in its way it waits for that
+        let for_writers = || left.writing && self.vol.quota_left(refused).is_none_or(|room| room >= need);
+        match left.unseen {
+            _ if self.is_taking_of(owners) || for_writers() => TAKES,
+            true => LATELY + IN_FLIGHT,
+            false => IN_FLIGHT,
+        }
     }
 
     /// Whether a request is taking blocks of one of the owners past the cache.
@@ -308,15 +318,6 @@ impl BraidFs {
 /// How long one that has waited `since` then does so before it is looked at again: what is written back meanwhile is much by and by.
 pub(crate) fn pause(since: Instant) -> Duration {
     if since.elapsed() < IN_FLIGHT { Duration::from_micros(500) } else { Duration::from_millis(5) }
-}
-
-/// How long a request waits for others: for those that are `taking` blocks, or for `write`s, of threads that are not all seen.
-fn patience(taking: bool, unseen: bool) -> Duration {
-    match unseen {
-        _ if taking => TAKES,
-        true => LATELY + IN_FLIGHT,
-        false => IN_FLIGHT,
-    }
 }
 
 /// A directory's limit is told as a full disk.

@@ -18,7 +18,7 @@
 //! another one, and had to be waited for.
 
 use super::*;
-use crate::abi::op;
+use crate::abi::{self, op};
 use crate::fs::MAX_IO_BYTES;
 use crate::request::OwnedRequest;
 use crate::within_quota::taking::TakingQuota;
@@ -253,18 +253,17 @@ impl BraidFs {
         {
             return self.handle_beside(b, taking);
         }
-        let (written, unseen) = if self.negotiated.opens() {
-            (Some(self.write_back_promised(d, &channel)), false)
+        let (written, left) = if self.negotiated.opens() {
+            (Some(self.write_back_promised(d, &channel)), Left::default())
         } else {
             // it is in another call now
             self.dirty_grants.has_stored(b.req.get().head.pid);
-            (None, self.write_back_granted(&channel).unseen)
+            (None, self.write_back_granted(Some(locked_by(&b.req.get(), ino)), &channel))
         };
         if let Some(taking) = self.take_beside(d, need, written) {
             return self.handle_beside(b, taking);
         }
-        let patience = if unseen { LATELY + IN_FLIGHT } else { IN_FLIGHT };
-        if b.since.elapsed() < patience {
+        if b.since.elapsed() < self.patience(left, ino, need) {
             return self.wait_beside(b);
         }
         let mut want = need;
@@ -280,7 +279,7 @@ impl BraidFs {
     }
 
     fn wait_beside(&self, b: Beside) {
-        std::thread::sleep(Duration::from_micros(500));
+        std::thread::sleep(pause(b.since));
         // as above
         self.jobs.send(Kind::Room, Whose::Mount, move |fs| fs.make_room_beside(b));
     }
@@ -306,5 +305,14 @@ impl BraidFs {
         files.iter().for_each(|id| _ = self.drop_pages(*id, None, channel));
         self.keep_room(domain);
         begun
+    }
+}
+
+/// The file whose lock the kernel holds for a request that takes room of this inode's domain.
+fn locked_by(req: &Request<'_>, ino: InodeNo) -> InodeNo {
+    match req.head.opcode {
+        // the inode is the directory
+        op::LINK => req.arg::<abi::LinkIn>().map_or(ino, |arg| WireId(arg.oldnodeid).ino()),
+        _ => ino,
     }
 }

@@ -77,7 +77,7 @@ impl BraidFs {
             all.iter().for_each(|d| self.write_back(*d, false, channel));
             None
         } else {
-            Some(self.write_back_granted(channel).blocks)
+            Some(self.write_back_granted(None, channel).blocks)
         };
         for d in all {
             let held = self.tight.domains[d].held.load(Ordering::SeqCst);
@@ -162,7 +162,7 @@ impl BraidFs {
                     .for_each(|d| fs.write_back(d, false, &channel));
                 fs.keep_rooms();
             } else {
-                fs.write_back_granted(&channel);
+                fs.write_back_granted(None, &channel);
             }
         });
     }

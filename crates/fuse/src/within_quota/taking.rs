@@ -42,6 +42,8 @@ impl Drop for Taken {
 /// A request for which an owner has too little beside what the kernel was granted.
 struct Beside {
     owners: Vec<QuotaOwner>,
+    /// Where it takes blocks: the kernel may hold the lock of the file meanwhile.
+    ino: InodeNo,
     /// Whose call was granted some.
     of: Option<Asker>,
     need: u64,
@@ -80,7 +82,7 @@ impl BraidFs {
         };
         let (req, later) = (req.detach(), cx.later());
         let (since, room) = (Instant::now(), cx.room().cloned());
-        let beside = Beside { owners, of, need, req, later, since, room, _waiting: waiting };
+        let beside = Beside { owners, ino, of, need, req, later, since, room, _waiting: waiting };
         // A job that cannot be handed over is dropped, and answers EIO.
         self.send_beside(beside);
         Err(Ok(Outcome::Deferred))
@@ -133,7 +135,7 @@ impl BraidFs {
     /// Has the kernel write back what it was granted, and the request handled; or goes on with that when other jobs of these
     /// owners are done, which call this only.
     fn take_quota_beside(&self, b: Beside) {
-        let left = self.write_back_for(&b.owners, b.later.channel());
+        let left = self.write_back_for(&b.owners, Some(b.ino), b.later.channel());
         self.end_removals(b.later.channel());
         match self.take_or_end_replaced(&b.owners, b.of, b.need) {
             Ok(taking) => {
@@ -143,8 +145,8 @@ impl BraidFs {
                 let handled = self.serve_on_helper(&req, &mut out, &later, &cx);
                 self.answer_later(&req, handled, later, &mut out);
             }
-            Err(_) if b.since.elapsed() < patience(self.is_taking_of(&b.owners), left.unseen) => {
-                std::thread::sleep(Duration::from_micros(500));
+            Err(refused) if b.since.elapsed() < self.quota_patience(&b.owners, left, refused, b.need) => {
+                std::thread::sleep(pause(b.since));
                 // as above
                 self.send_beside(b);
             }

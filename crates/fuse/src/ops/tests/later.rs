@@ -376,6 +376,100 @@ fn who_needs_room_while_another_writes_much_waits_for_it() {
     assert_eq!(kernel.told().last(), Some(&(false, 0)));
 }
 
+/// What another does that was told to go on before that, for longer than one counts that is not seen.
+const DOES: [fn(u32) -> crate::requester::Seen; 2] = {
+    use crate::requester::{Doing, Seen};
+    [|_| Seen { doing: Doing::Writing(None), call: None }, |_| Seen { doing: Doing::Running, call: None }]
+};
+
+fn granted_before(ledger: &crate::dirty_grants::DirtyGrants, id: WireId, blocks: u64) {
+    let asker = crate::dirty_grants::Asker { id, thread: 1, call: None };
+    assert!(ledger.grant(asker, blocks, || u64::MAX, drop));
+    ledger.told_earlier(crate::dirty_grants::LATELY);
+}
+
+/// Who takes blocks past the cache waits for the `write`s of others, too, where only those are in its way; but not for one to a file
+/// of which it has the lock: that waits for this.
+#[test]
+fn who_allocates_while_another_writes_much_waits_for_it() {
+    for does in DOES {
+        let mut s = Served::without_open();
+        s.fs.looks = crate::looks::Looks::by(does);
+        let mut kernel = Kernel::of(&mut s);
+        s.limit_user(8 << 20);
+        let (held, file) = (s.of_user(ROOT, "held"), s.of_user(ROOT, "file"));
+        let ledger = s.fs.quota_grants.of(braidfs::QuotaOwner::User(USER));
+        s.fs.watch_quotas(&s.channel);
+        s.help();
+        granted_before(&ledger, held, 2048);
+        let allocates = |kernel: &mut Kernel, file: WireId| {
+            kernel.told();
+            let arg = abi::FallocateIn { length: 1 << 20, ..abi::FallocateIn::new_zeroed() };
+            assert_eq!(s.handled(&by_user(2, op::FALLOCATE, file, arg.as_bytes())), Ok(Outcome::Deferred));
+            // longer than for what was told to go on just before
+            std::thread::sleep(std::time::Duration::from_millis(150));
+            (0..2).filter_map(|_| s.jobs.try_recv().ok()).for_each(|job| job(&s.fs));
+            kernel.told().into_iter().rfind(|(notified, _)| !notified)
+        };
+        let seen = does(1).doing;
+        assert_eq!(allocates(&mut kernel, file), None, "{seen:?}: it is not answered");
+        ledger.has_stored(1);
+        s.help();
+        assert_eq!(kernel.told().last(), Some(&(false, 0)), "{seen:?}");
+        granted_before(&ledger, held, 2048);
+        if seen == crate::requester::Doing::Running {
+            assert_eq!(allocates(&mut kernel, held), None);
+        } else {
+            assert_eq!(allocates(&mut kernel, held), Some((false, libc::EDQUOT)));
+        }
+    }
+}
+
+/// The same where there is little room, also of what makes names or sets attributes.
+#[test]
+fn who_takes_room_while_another_writes_much_waits_for_it() {
+    for does in DOES {
+        let mut s = Served::without_open();
+        s.fs.looks = crate::looks::Looks::by(does);
+        let mut kernel = Kernel::of(&mut s);
+        let [held, file] = ["held", "file"].map(|name| WireId(s.mknod(ROOT, name).nodeid));
+        s.help();
+        let allocate = abi::FallocateIn { length: 1 << 20, ..abi::FallocateIn::new_zeroed() };
+        let make = abi::MknodIn { mode: 0o100_644, rdev: 0, umask: 0, padding: 0 };
+        let attribute = abi::SetxattrIn { size: 1, flags: 0, setxattr_flags: 0, padding: 0 };
+        let attribute = [attribute.as_bytes(), b"user.x\0v"].concat();
+        let link = abi::LinkIn { oldnodeid: held.0 };
+        let waits: [(u32, WireId, Vec<u8>); 3] = [
+            (op::FALLOCATE, file, allocate.as_bytes().to_vec()),
+            (op::MKNOD, ROOT, [make.as_bytes(), b"new\0"].concat()),
+            (op::SETXATTR, file, attribute.clone()),
+        ];
+        let mut asks = |(opcode, id, arg): &(u32, WireId, Vec<u8>)| {
+            kernel.told();
+            assert_eq!(s.handled(&by_user(2, *opcode, *id, arg)), Ok(Outcome::Deferred));
+            // longer than for what was told to go on just before
+            std::thread::sleep(std::time::Duration::from_millis(150));
+            (0..2).filter_map(|_| s.jobs.try_recv().ok()).for_each(|job| job(&s.fs));
+            let early = kernel.told().into_iter().rfind(|(notified, _)| !notified);
+            s.fs.dirty_grants.has_stored(1);
+            s.help();
+            (early, kernel.told().pop())
+        };
+        let seen = does(1).doing;
+        for request in &waits {
+            granted_before(&s.fs.dirty_grants, held, s.fs.vol.write_room(file.ino()));
+            assert_eq!(asks(request), (None, Some((false, 0))), "{seen:?}: {}", op::name(request.0));
+        }
+        // of these the kernel holds the lock of the file that is written to
+        for request in [(op::SETXATTR, held, attribute), (op::LINK, ROOT, [link.as_bytes(), b"link\0"].concat())] {
+            granted_before(&s.fs.dirty_grants, held, s.fs.vol.write_room(file.ino()));
+            let early = asks(&request).0;
+            let refused = (seen != crate::requester::Doing::Running).then_some((false, libc::ENOSPC));
+            assert_eq!(early, refused, "{seen:?}: {}", op::name(request.0));
+        }
+    }
+}
+
 /// What a `write` was granted is not taken by FALLOCATE: the kernel writes it back first, and what is under way keeps its room.
 #[test]
 fn allocating_leaves_what_was_granted() {
