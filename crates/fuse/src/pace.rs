@@ -18,7 +18,8 @@
 //! - times that the flusher writes back, by SETATTR, which it waits for.
 //! - changes of size, by SETATTR or an OPEN with O_TRUNC: the kernel writes back no page of the file meanwhile, and `sync`
 //!   would wait for these.
-//! - RENAME: the kernel holds a lock of the whole mount meanwhile, where the directories are two.
+//! - RENAME: the kernel holds a lock of the whole mount meanwhile, where the directories are two. (For room it waits for
+//!   [`LOCKED_WAIT`] at most: [`crate::room::beside`].)
 //! - SYNCFS, which is everybody's.
 //!
 //! What looks something up, opens it, or asks by ioctl, waits for no device, and where the tenant's processor time is limited
@@ -67,7 +68,7 @@ const SOME: usize = 64 << 10;
 /// whole mount. A tenant that does nothing else has a hundred of them a second for each of its threads.
 const LOOKS_WAIT: Duration = Duration::from_millis(10);
 /// Nor longer what the kernel holds the lock of an inode for, where others have the mount, too.
-const LOCKED_WAIT: Duration = Duration::from_millis(500);
+pub(crate) const LOCKED_WAIT: Duration = Duration::from_millis(500);
 /// So often it is looked whether a limit has changed.
 const LOOK: Duration = Duration::from_millis(20);
 

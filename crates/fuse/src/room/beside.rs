@@ -9,6 +9,10 @@
 //! fit; then the volume itself tells whether there is room, but for threads that are in the midst of a `write` still, and for who
 //! was told to go on meanwhile. Where too many wait already, what fits beside all that the kernel may hold is had at once.
 //!
+//! For what makes a name, or sets an attribute, the kernel holds a lock meanwhile, which may be in the way of other tenants' renames:
+//! over a mount that they share it waits for [`LOCKED_WAIT`] at most, and so does a rename to another directory over any but a
+//! tenant's own, for which the kernel holds a lock of the whole mount. Then it is refused.
+//!
 //! **Who runs is counted** ([`Taking`]): its blocks are nobody else's from before it looks until it is done. What it has
 //! taken by then counts twice; who would be refused for that waits until it is done.
 //!
@@ -20,6 +24,7 @@
 use super::*;
 use crate::abi::{self, op};
 use crate::fs::MAX_IO_BYTES;
+use crate::pace::LOCKED_WAIT;
 use crate::request::OwnedRequest;
 use crate::within_quota::taking::TakingQuota;
 
@@ -81,12 +86,23 @@ struct Beside {
     later: Later,
     /// Since it is known what the kernel holds.
     since: Instant,
+    /// It waits no longer.
+    until: Option<Instant>,
+    /// How often it was looked for room.
+    tries: u32,
     /// When the domain became tight for this, if what was under way then is not written back yet.
     became: Option<Instant>,
     /// What it takes of its owners' limits, where that was looked at before.
     quota: Option<TakingQuota>,
     _taker: Taker,
     _waiting: Waiting,
+}
+
+impl Beside {
+    /// Whether it is refused now where there is no room: never at the first look, however long that was in coming.
+    fn is_late(&self) -> bool {
+        self.tries > 1 && self.until.is_some_and(|until| until <= Instant::now())
+    }
 }
 
 impl BraidFs {
@@ -100,7 +116,11 @@ impl BraidFs {
         cx: &Context<'_>,
     ) -> Result<Taking, Handled> {
         let few = need.saturating_mul(4096) < UNSEEN_BYTES && !self.is_tight(ino);
-        if need == 0 || few { Ok(Taking::default()) } else { self.take_blocks(req, ino, need, SLACK_BLOCKS, cx) }
+        if need == 0 || few {
+            Ok(Taking::default())
+        } else {
+            self.take_blocks(req, ino, (need, SLACK_BLOCKS), None, cx)
+        }
     }
 
     /// The same for a request that makes a name in this directory, or an attribute of this inode, and so many `bytes` with it. Nobody
@@ -115,16 +135,26 @@ impl BraidFs {
         if !self.is_tight(ino) {
             return Ok(Taking::default());
         }
-        self.take_blocks(req, ino, (bytes as u64).div_ceil(4096), NAME_BLOCKS, cx)
+        let longest = self.longest_for_name(req, cx.channel);
+        self.take_blocks(req, ino, ((bytes as u64).div_ceil(4096), NAME_BLOCKS), longest, cx)
     }
 
-    /// Takes `need` blocks for a request, and so many besides that it may have to have.
+    /// How long a request that makes a name waits for room at most, where the lock that the kernel holds meanwhile is in the way of
+    /// others: over the mount that tenants share, and for a rename to another directory, which has a lock of the whole mount.
+    fn longest_for_name(&self, req: &Request<'_>, channel: &Channel) -> Option<Duration> {
+        let of_mount = matches!(req.head.opcode, op::RENAME | op::RENAME2)
+            && req.arg::<abi::RenameIn>().is_ok_and(|arg| WireId(arg.newdir) != req.node());
+        let shared = || (0..self.domain_count()).any(|d| self.is_limited(d));
+        (channel.own().is_none() && (of_mount || shared())).then_some(LOCKED_WAIT)
+    }
+
+    /// Takes `need` blocks for a request, and so many `besides` that it may have to have. It waits for `longest` at most.
     fn take_blocks(
         &self,
         req: &Request<'_>,
         ino: InodeNo,
-        need: u64,
-        besides: u64,
+        (need, besides): (u64, u64),
+        longest: Option<Duration>,
         cx: &Context<'_>,
     ) -> Result<Taking, Handled> {
         if cx.room().is_some() || self.profile.cache == Cache::Through {
@@ -139,6 +169,12 @@ impl BraidFs {
         if need - besides > self.vol.statfs().free {
             return Ok(Taking::default());
         }
+        // before it waits in others' way
+        if longest.is_some()
+            && let Some(taking) = self.take_at_once(domain, ino, need)
+        {
+            return Ok(taking);
+        }
         // who writes past the cache by asynchronous calls has as many WRITEs under way as the kernel hands out at a time
         let Some(waiting) = self.let_wait(req.head.opcode == op::WRITE) else {
             return self.take_at_once(domain, ino, need).ok_or(Err(Errno::NOSPC));
@@ -150,6 +186,8 @@ impl BraidFs {
             req: req.detach(),
             later: cx.later(),
             since: Instant::now(),
+            until: longest.map(|longest| Instant::now() + longest),
+            tries: 0,
             became: None,
             quota: cx.quota().cloned(),
             _taker: Taker::of(&self.tight.domains[domain]),
@@ -224,6 +262,7 @@ impl BraidFs {
     /// this only.
     fn make_room_beside(&self, mut b: Beside) {
         let (d, ino, need) = (b.domain, b.ino, b.need);
+        b.tries += 1;
         let (domain, channel) = (&self.tight.domains[d], b.later.channel().clone());
         match b.became {
             None => {
@@ -240,7 +279,7 @@ impl BraidFs {
                     return self.wait_beside(b);
                 }
             }
-            Some(at) if at.elapsed() < IN_FLIGHT => return self.wait_beside(b),
+            Some(at) if at.elapsed() < IN_FLIGHT && !b.is_late() => return self.wait_beside(b),
             Some(_) => {
                 self.write_back_first(d, &channel);
                 (b.became, b.since) = (None, Instant::now());
@@ -263,7 +302,7 @@ impl BraidFs {
         if let Some(taking) = self.take_beside(d, need, written) {
             return self.handle_beside(b, taking);
         }
-        if b.since.elapsed() < self.patience(left, ino, need) {
+        if b.since.elapsed() < self.patience(left, ino, need) && !b.is_late() {
             return self.wait_beside(b);
         }
         let mut want = need;
@@ -273,7 +312,7 @@ impl BraidFs {
         }
         match self.take_beside(d, need, written) {
             Some(taking) => self.handle_beside(b, taking),
-            None if self.is_taking(Some(d), b.since) => self.wait_beside(b),
+            None if self.is_taking(Some(d), b.since) && !b.is_late() => self.wait_beside(b),
             None => b.later.done(Err(Errno::NOSPC)),
         }
     }

@@ -470,6 +470,55 @@ fn who_takes_room_while_another_writes_much_waits_for_it() {
     }
 }
 
+/// For a rename to another directory the kernel holds a lock of the whole mount, and where tenants share the mount, the lock of a
+/// directory may be in the way of others' renames, too: these wait for room no longer than others may for them.
+#[test]
+fn what_holds_up_renames_waits_for_room_for_a_while_only() {
+    let mut s = Served::without_open();
+    // nobody is seen: these count for some seconds
+    s.fs.looks = crate::looks::Looks::by(|_| crate::requester::Seen::NOTHING);
+    let mut kernel = Kernel::of(&mut s);
+    let held = WireId(s.mknod(ROOT, "held").nodeid);
+    let [one, two] = ["one", "two"].map(|name| WireId(s.mkdir(ROOT, name).nodeid));
+    s.mknod(one, "f");
+    s.help();
+    let mut answered = |(opcode, id, arg): (u32, WireId, Vec<u8>)| {
+        let asker = crate::dirty_grants::Asker { id: held, thread: 1, call: None };
+        assert!(s.fs.dirty_grants.grant(asker, 16384, || u64::MAX, drop));
+        kernel.told();
+        assert_eq!(s.handled(&by_user(2, opcode, id, &arg)), Ok(Outcome::Deferred));
+        let mut looks = || {
+            (0..2).filter_map(|_| s.jobs.try_recv().ok()).for_each(|job| job(&s.fs));
+            kernel.told().into_iter().rfind(|(notified, _)| !notified)
+        };
+        let first = looks();
+        std::thread::sleep(crate::pace::LOCKED_WAIT);
+        let then = looks();
+        s.fs.dirty_grants.has_stored(1);
+        s.help();
+        assert_eq!(s.fs.tight_taking(), 0);
+        (first, then)
+    };
+    let rename = |newdir: WireId, from: &str, to: &str| {
+        let arg = abi::RenameIn { newdir: newdir.0 };
+        (op::RENAME, one, [arg.as_bytes(), format!("{from}\0{to}\0").as_bytes()].concat())
+    };
+    let mknod = |name: &[u8]| {
+        let arg = abi::MknodIn { mode: 0o100_644, rdev: 0, umask: 0, padding: 0 };
+        (op::MKNOD, ROOT, [arg.as_bytes(), name].concat())
+    };
+    let refused = (None, Some((false, libc::ENOSPC)));
+    assert_eq!(answered(rename(two, "f", "f")), refused);
+    assert!(s.lookup(one, b"f").unwrap().nodeid != 0 && s.lookup(two, b"f").unwrap().nodeid == 0);
+    assert_eq!(answered(rename(one, "f", "g")), (None, None), "this one is the directory's alone");
+    assert_eq!(answered(mknod(b"new\0")), (None, None));
+    let budget = braidfs::TenantBudget { space: Some(16 << 20), ..braidfs::TenantBudget::default() };
+    s.fs.vol.tenant_create(ROOT.ino(), b"t", 0o755, "t", budget, &braidfs::Cred::root()).unwrap();
+    s.help();
+    assert_eq!(answered(mknod(b"other\0")), refused);
+    assert!(s.lookup(one, b"g").unwrap().nodeid != 0 && s.lookup(ROOT, b"other").unwrap().nodeid == 0);
+}
+
 /// What a `write` was granted is not taken by FALLOCATE: the kernel writes it back first, and what is under way keeps its room.
 #[test]
 fn allocating_leaves_what_was_granted() {
