@@ -151,6 +151,49 @@ fn a_dead_mount_point_is_taken_over() {
     m.bench.run(&["fsck", "-f", "vol.img"]).ok();
 }
 
+/// The image lies where nothing answers: neither is it waited for to detach the mount, nor to cut its process off.
+#[test]
+fn a_device_that_hangs_keeps_nobody_from_unmounting() {
+    use rustix::process::{Pid, Signal, kill_process};
+    for (args, code) in [(&["--lazy"][..], 0), (&["--force", "--timeout", "2"], 32)] {
+        let Some(outer) = Mounted::new(&["--fuseblk", "never"]) else { return };
+        let b = &outer.bench;
+        b.run(&["mkfs", "-q", "--size", "32M", "mnt/inner.img"]).ok();
+        std::fs::create_dir(b.path("inner")).unwrap();
+        b.run(&["mount", "--fuseblk", "never", "mnt/inner.img", "inner"]).ok();
+        let server = Pid::from_raw(outer.server()).unwrap();
+        kill_process(server, Signal::STOP).unwrap();
+        let program = env!("CARGO_BIN_EXE_braidfs");
+        let umount =
+            std::process::Command::new(program).arg("umount").args(args).arg("inner").current_dir(b.path("")).spawn();
+        let mut umount = umount.unwrap();
+        let mut ended = None;
+        for _ in 0..600 {
+            ended = umount.try_wait().unwrap();
+            if ended.is_some() {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        umount.kill().unwrap();
+        kill_process(server, Signal::CONT).unwrap();
+        umount.wait().unwrap();
+        let is_left = is_mounted(&b.path("inner"));
+        if is_left {
+            rustix::mount::unmount(b.path("inner"), rustix::mount::UnmountFlags::DETACH).unwrap();
+        }
+        assert_eq!(ended.and_then(|status| status.code()), Some(code), "{args:?}");
+        assert!(!is_left, "{args:?}");
+        // busy until the inner volume is closed
+        for _ in 0..500 {
+            if rustix::mount::unmount(&outer.point, rustix::mount::UnmountFlags::empty()).is_ok() {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+}
+
 /// Of tenant `t` with its root and one file: df -i tells it, the last inode can be had and no more, and what is removed is
 /// had again at once.
 fn a_limit_of_inodes(m: &Mounted, root: &Path) {

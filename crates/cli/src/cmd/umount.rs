@@ -10,6 +10,7 @@ use crate::failure::{Failure, Outcome, host_error, mount_code};
 use crate::mounted::{Source, is_same};
 use crate::mountinfo::{self, Mount};
 use braidfs_device::{NbdUri, OpenHere, is_nbd_uri, look_at_devices};
+use devices::{Looking, Seen};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
@@ -68,23 +69,22 @@ fn run_checked(args: &Args) -> Outcome {
         let why = format!("{} is mounted there, not braidfs: use umount", mount.kind);
         return Err(Failure::at("cannot unmount", &show, why));
     }
-    // Before: a loop device forgets its image once it is detached.
-    let backing = backing(&mount);
+    // who does not wait needs none of it
+    let looking = if args.lazy { None } else { Some(Looking::begin(&target, &mount)?) };
     // for ever is more than a clock can say: a century
     let deadline = Instant::now() + Duration::from_secs(args.timeout.min(u32::MAX.into()));
-    let source = Source::of(&mount);
-    let keeps = source.tenant.is_none() && !is_read_only(&mount);
-    let written = if keeps { devices::all(&backing.devices) } else { Ok(Vec::new()) };
-    let is_dead = is_dead(backing.devices.iter().chain(&source.devices));
     match args.force {
         true => force::unmount_or_cut_off(&target, &mount, args.lazy, deadline)?,
         false => detach(&target, &mount, args.lazy, false)?,
     }
     // The volume stays open where it is mounted elsewhere, too (`mount --bind`).
     let elsewhere = mountinfo::read().iter().any(|m| m.device == mount.device && is_braidfs(m));
-    if args.lazy || elsewhere {
-        return Ok(0);
-    }
+    let Some(looking) = looking.filter(|_| !elsewhere) else { return Ok(0) };
+    let Some(Seen { source, backing, written, is_dead }) = looking.end(deadline) else {
+        let why =
+            "unmounted, but its devices do not answer: whether its process has closed them cannot be told; see its log";
+        return Err(Failure::at("still open:", &show, why));
+    };
     let mounter = mount.super_options.split(',').find_map(|o| o.strip_prefix("user_id=")?.parse().ok());
     let devices = match source.tenant {
         // the volume may have been detached before its tenants, and goes on until they are gone, too

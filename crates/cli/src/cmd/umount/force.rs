@@ -56,8 +56,8 @@ pub(super) fn unmount_or_cut_off(target: &Path, mount: &Mount, lazy: bool, deadl
     })
 }
 
-/// Work that may have to wait for the mount's process; what came of it.
-fn by_thread<T: Send + 'static>(
+/// Work that may have to wait for the mount's process, or for a device; what came of it.
+pub(super) fn by_thread<T: Send + 'static>(
     target: &Path,
     work: impl FnOnce(&Path) -> T + Send + 'static,
 ) -> Result<Receiver<T>, Failure> {
