@@ -9,6 +9,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+/// Ends a thread that loops, also where the test fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// As cp(1) has it, which unlinks what has other names there: they need not be names of one file any more.
 #[test]
 fn a_copy_is_not_written_through_links_that_the_sources_do_not_have() {
@@ -89,11 +98,11 @@ fn what_takes_the_name_of_a_source_is_not_copied() {
                 }
             }
         });
+        let _stop = Stop(&stop);
         for n in 0..ROUNDS {
             // some have become others, and are told of
             b.run(&["cp", "-r", "d", &format!("vol.img:/{n}")]);
         }
-        stop.store(true, Ordering::Relaxed);
     });
     b.run(&["cp", "-r", "vol.img:/", "out"]).ok();
     let mut copied = 0;
@@ -107,6 +116,107 @@ fn what_takes_the_name_of_a_source_is_not_copied() {
         }
     }
     assert!(copied > 0);
+}
+
+/// Directories that change places with symlinks to `secret`, which root alone may read or write.
+const PLACES: usize = 60;
+const ROUNDS_OF_PLACES: usize = 20;
+
+fn make_places(b: &Bench) {
+    b.write("secret/f", "secret");
+    b.write("secret/sub/f", "secret");
+    std::fs::create_dir(b.path("others")).unwrap();
+    for n in 0..PLACES {
+        symlink(b.path("secret"), b.path(&format!("others/{n}"))).unwrap();
+    }
+}
+
+/// Runs something several times while what lies in `dir`, as soon as it is there, and in `others` change places.
+fn while_places_change(b: &Bench, dir: &str, run: impl Fn(usize)) {
+    let stop = AtomicBool::new(false);
+    let pairs = (0..PLACES).map(|n| (b.path(&format!("{dir}/{n}")), b.path(&format!("others/{n}"))));
+    let pairs = pairs.collect::<Vec<_>>();
+    thread::scope(|s| {
+        s.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                for (one, other) in &pairs {
+                    _ = renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE);
+                }
+            }
+        });
+        let _stop = Stop(&stop);
+        (0..ROUNDS_OF_PLACES).for_each(run);
+    });
+}
+
+/// The same of the directories above it: what a walk has come to by a name is what it goes on in, whatever has the name by then.
+#[test]
+fn a_walk_does_not_leave_what_was_named() {
+    let b = Bench::with_volume();
+    make_places(&b);
+    for n in 0..PLACES {
+        b.write(&format!("d/{n}/f"), "public");
+        b.write(&format!("d/{n}/sub/f"), "public");
+    }
+    while_places_change(&b, "d", |n| {
+        // what has become a link is copied as one, or told of
+        b.run(&["cp", "-a", "d", &format!("vol.img:/{n}")]);
+    });
+    b.run(&["cp", "-r", "vol.img:/", "all"]).ok();
+    let is_dir = |path: &str| std::fs::symlink_metadata(b.path(path)).is_ok_and(|m| m.is_dir());
+    let mut copied = 0;
+    for n in 0..ROUNDS_OF_PLACES * PLACES {
+        let place = format!("all/{}/{}", n / PLACES, n % PLACES);
+        for file in ["f", "sub/f"].iter().filter(|_| is_dir(&place)) {
+            let content = std::fs::read_to_string(b.path(&format!("{place}/{file}")));
+            assert_ne!(content.as_deref().ok(), Some("secret"), "{place}/{file}");
+            copied += usize::from(content.is_ok());
+        }
+    }
+    assert!(copied > 0);
+}
+
+/// Nor does a user who may write the directory that root copies into have anything of the host's overwritten.
+#[test]
+fn nothing_is_written_but_in_what_was_named() {
+    let b = Bench::with_volume();
+    make_places(&b);
+    for n in 0..PLACES {
+        b.write(&format!("out/{n}/f"), "public");
+        b.write(&format!("out/{n}/sub/f"), "public");
+    }
+    b.run(&["cp", "-r", "out", "vol.img:/"]).ok();
+    std::fs::remove_dir_all(b.path("out")).unwrap();
+    for args in [&["-r"][..], &["-a"]] {
+        while_places_change(&b, "out", |_| {
+            b.run(&[&["cp"], args, &["vol.img:/out", "."]].concat());
+        });
+    }
+    for file in ["secret/f", "secret/sub/f"] {
+        assert_eq!(b.read(file), b"secret", "{file}");
+    }
+}
+
+/// Deeper than a process usually may have files open.
+#[test]
+fn a_walk_may_be_deep() {
+    use std::os::unix::process::CommandExt;
+    let b = Bench::with_volume();
+    let deep = "d/".repeat(60);
+    b.write(&format!("{deep}f"), "deep");
+    let run = |args: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_braidfs"));
+        let few = || {
+            let limit = rustix::process::Rlimit { current: Some(48), maximum: Some(1024) };
+            Ok(rustix::process::setrlimit(rustix::process::Resource::Nofile, limit)?)
+        };
+        // SAFETY: it makes a system call, and nothing else.
+        unsafe { command.pre_exec(few) };
+        common::run(command.args(args).current_dir(b.path("."))).ok()
+    };
+    run(&["cp", "-a", "d", "vol.img:/"]);
+    run(&["cp", "-a", "vol.img:/d", "out"]);
+    assert_eq!(b.read(&format!("out/{}f", &deep[2..])), b"deep");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::ffi::CStr;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
+use std::thread;
 
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
@@ -37,11 +38,36 @@ impl Kernel {
     fn root(&self) -> BorrowedFd<'_> {
         self.root.as_ref().map_or(CWD, AsFd::as_fd)
     }
-    /// A descriptor of the file itself: what takes its name meanwhile is another one. A symlink is followed, or not.
-    fn itself(&self, path: &CStr, follow: bool) -> io::Result<OwnedFd> {
+    /// The directory at which paths start; none: the working directory.
+    pub fn root_dir(&self) -> Option<&OwnedFd> {
+        self.root.as_ref()
+    }
+    /// A descriptor (O_PATH) of the file itself: what takes its name meanwhile is another one. A symlink is followed, or not.
+    ///
+    /// # Errors
+    /// Of open(2).
+    pub fn itself(&self, path: &CStr, follow: bool) -> io::Result<OwnedFd> {
         let mut itself = OFlags::PATH | OFlags::CLOEXEC;
         itself.set(OFlags::NOFOLLOW, !follow);
         again(|| fs::openat(self.root(), path, itself, Mode::empty()))
+    }
+    /// link(2) between two places: `to` becomes another name of `from`, which is found from another root on.
+    ///
+    /// # Errors
+    /// Of link(2).
+    pub fn link_from(&self, root: &Self, from: &CStr, to: &CStr) -> io::Result<()> {
+        Ok(fs::linkat(root.root(), from, self.root(), to, AtFlags::empty())?)
+    }
+    /// Names in the directory at which paths start, which was opened to be read, as [`FileSystem::list`] has them. By who may
+    /// read it, whether they may search it or not.
+    ///
+    /// # Errors
+    /// Of getdents(2); of a working directory, EBADF.
+    pub fn list_root(&self) -> io::Result<Vec<Vec<u8>>> {
+        let root = self.root.as_ref().ok_or(Errno::BADF)?;
+        let mut dir = fs::Dir::new(root.try_clone()?)?;
+        dir.rewind();
+        names(dir)
     }
     /// Opens a directory.
     ///
@@ -50,6 +76,27 @@ impl Kernel {
     pub fn open_dir(&self, path: &CStr) -> io::Result<OwnedFd> {
         again(|| fs::openat(self.root(), path, DIRECTORY, Mode::empty()))
     }
+}
+
+fn names(dir: fs::Dir) -> io::Result<Vec<Vec<u8>>> {
+    let names = dir.map(|e| Ok(e?.file_name().to_bytes().to_vec()));
+    names.filter(|n: &io::Result<Vec<u8>>| !matches!(n.as_deref(), Ok(b"." | b".."))).collect()
+}
+
+/// Calls in a thread whose working directory is this one; that of no other changes.
+fn within<T: Send>(dir: BorrowedFd<'_>, call: impl FnOnce() -> rustix::io::Result<T> + Send) -> io::Result<T> {
+    let work = move || {
+        // SAFETY: the kernel touches no memory of the process; no thread but this one has another working directory by it.
+        if unsafe { libc::unshare(libc::CLONE_FS) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        rustix::process::fchdir(dir)?;
+        Ok(call()?)
+    };
+    thread::scope(|s| {
+        let done = thread::Builder::new().spawn_scoped(s, work)?.join();
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }
 
 /// Paths start at this directory.
@@ -193,8 +240,7 @@ impl FileSystem for Kernel {
         if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
     fn list(&self, path: &CStr) -> io::Result<Vec<Vec<u8>>> {
-        let names = fs::Dir::new(self.open_dir(path)?)?.map(|e| Ok(e?.file_name().to_bytes().to_vec()));
-        names.filter(|n: &io::Result<Vec<u8>>| !matches!(n.as_deref(), Ok(b"." | b".."))).collect()
+        names(fs::Dir::new(self.open_dir(path)?)?)
     }
     fn read_link(&self, path: &CStr) -> io::Result<Vec<u8>> {
         Ok(fs::readlinkat(self.root(), path, Vec::new())?.into_bytes())
@@ -259,8 +305,13 @@ impl FileSystem for Kernel {
         let name = name_of(&file);
         match all_xattrs(|names| fs::listxattr(&*name, names), |n, value| fs::getxattr(&*name, n, value)) {
             // no /proc
-            Err(Errno::NOENT) if self.root.is_none() => {
-                Ok(all_xattrs(|names| fs::llistxattr(path, names), |n, value| fs::lgetxattr(path, n, value))?)
+            Err(Errno::NOENT) => {
+                let by_path =
+                    || all_xattrs(|names| fs::llistxattr(path, names), |n, value| fs::lgetxattr(path, n, value));
+                match &self.root {
+                    Some(root) => within(root.as_fd(), by_path),
+                    None => Ok(by_path()?),
+                }
             }
             found => Ok(found?),
         }

@@ -6,23 +6,27 @@
 //! device, a pipe or the standard output that is itself named as the destination, or a symlink to it, is written into, as by cp(1):
 //! what lies in a directory that is named is replaced. The devices of the volumes are never written as files of the host.
 //! A source is read by the descriptor that was looked at: whoever may change the directory of the host that it lies in
-//! has no other file copied by that name. No copy of this command is overwritten by another one.
+//! has no other file copied by that name. Nor does a walk leave what was named: each directory of the host that it comes to, to
+//! read or to fill it, stays open while it goes on below, and whatever takes its name is not looked at. So a walk on the host has
+//! as many files open as it is deep. No copy of this command is overwritten by another one.
 
 mod keep;
 
 use crate::failure::{Failure, Outcome, host_error};
 use crate::mounted::{Identity, identities};
 use crate::tree::volume::VolumeTree;
-use crate::tree::{HostTree, MET_BEFORE, Target, Tree};
+use crate::tree::{Entered, HostTree, MET_BEFORE, Target, Tree};
 use crate::{open, text};
 use braidfs_vfs::{FileKind, FileSystem, OpenHow, Stat};
 use keep::{Losses, Place};
 use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, OsString};
 use std::io;
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -59,6 +63,7 @@ pub fn run(args: &Args) -> Outcome {
     let Some((to, from)) = args.paths.split_last() else {
         return Err(Failure::new("cp: no destination: write it as `braidfs cp SOURCE DESTINATION`"));
     };
+    open_many();
     let to = Target::parse(to);
     let from: Vec<Target> = from.iter().map(|s| Target::parse(s)).collect();
     let mut devices: Vec<&PathBuf> = from.iter().chain([&to]).filter_map(device_of).collect();
@@ -85,6 +90,13 @@ pub fn run(args: &Args) -> Outcome {
         volume.tree.close()?;
     }
     Ok(u8::from(failed))
+}
+
+/// A walk of the host's directories has as many of them open as it is deep: more than most programs.
+fn open_many() {
+    let limit = getrlimit(Resource::Nofile);
+    // where it may not be, a deeper directory is told of
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 /// An open volume.
@@ -217,32 +229,48 @@ struct Whence {
     same_tree: bool,
 }
 
-/// One walk.
-struct Walk {
-    stack: Vec<Step>,
+/// One walk, to fill a tree `T`.
+struct Walk<S, T> {
+    stack: Vec<Step<S, T>>,
     /// Directories that were met, and those that were made beside them.
     seen: HashSet<(u64, u64)>,
     whence: Whence,
 }
 
-enum Step {
-    Copy {
-        from: Vec<u8>,
-        to: Vec<u8>,
-        top: bool,
-    },
+struct Step<S, T> {
+    from: Vec<u8>,
+    to: Vec<u8>,
+    top: bool,
+    work: Work,
+    /// Where both are found.
+    seen_from: Rc<SeenFrom<S, T>>,
+}
+
+enum Work {
+    Copy,
     /// All below has been copied: now the directory's own times can be set, and its owner may lose rights.
-    Finish {
-        from: Vec<u8>,
-        to: Vec<u8>,
-        meta: Stat,
-        top: bool,
-    },
+    Finish(Stat),
+}
+
+/// The trees as they are seen from a directory and from its copy; none: as they are.
+struct SeenFrom<S, T> {
+    source: Option<S>,
+    dest: Option<T>,
+}
+
+/// What is copied, and where to.
+struct Item<'a, S, T> {
+    source: &'a S,
+    from: &'a [u8],
+    /// Where it is copied to, as [`Dest::tree`] is seen from there.
+    tree: &'a T,
+    to: &'a [u8],
+    top: bool,
 }
 
 impl<T: Tree> Dest<'_, T> {
     /// Copies one source; whether something failed (it has been reported).
-    fn copy(&self, source: &impl Tree, path: &[u8], whence: Whence) -> bool {
+    fn copy<S: Tree>(&self, source: &S, path: &[u8], whence: Whence) -> bool {
         // `vol:/` and `.` have no name of their own: their content goes into the directory.
         let to = if self.into_dir { text::join(self.path, text::base_name(path)) } else { self.path.to_vec() };
         let mut failed = false;
@@ -253,18 +281,15 @@ impl<T: Tree> Dest<'_, T> {
                 Err(e) => return report(source, path, &e),
             }
         }
-        let stack = vec![Step::Copy { from: path.to_vec(), to, top: true }];
+        let seen_from = Rc::new(SeenFrom { source: None, dest: None });
+        let stack = vec![Step { from: path.to_vec(), to, top: true, work: Work::Copy, seen_from }];
         let mut walk = Walk { stack, seen: HashSet::new(), whence };
-        while let Some(step) = walk.stack.pop() {
-            let (from, result) = match step {
-                Step::Finish { from, to, meta, top } => {
-                    let result = self.finish(source, &from, &to, &meta, top);
-                    (from, result)
-                }
-                Step::Copy { from, to, top } => {
-                    let result = self.one(source, &from, &to, top, &mut walk);
-                    (from, result)
-                }
+        while let Some(Step { from, to, top, work, seen_from }) = walk.stack.pop() {
+            let tree = seen_from.dest.as_ref().unwrap_or(self.tree);
+            let item = Item { source: seen_from.source.as_ref().unwrap_or(source), from: &from, tree, to: &to, top };
+            let result = match work {
+                Work::Finish(meta) => self.finish(&item, &meta),
+                Work::Copy => self.one(&item, &mut walk),
             };
             if let Err(e) = result {
                 failed = report(source, &from, &e);
@@ -288,18 +313,18 @@ impl<T: Tree> Dest<'_, T> {
         Ok(self.tree.way_up(dir).map_err(reason)?.contains(&meta.id))
     }
 
-    fn one(&self, source: &impl Tree, from: &[u8], to: &[u8], top: bool, walk: &mut Walk) -> Res<()> {
+    fn one<S: Tree>(&self, item: &Item<'_, S, T>, walk: &mut Walk<S, T>) -> Res<()> {
+        let &Item { source, from, tree, to, top } = item;
         let follow = top && !self.recursive;
         let meta = stat(source, from, follow)?.ok_or("no such file or directory")?;
-        let (fs, here) = (self.tree.fs(), |e: String| format!("to {}: {e}", self.tree.show(to)));
+        let (fs, here) = (tree.fs(), |e: String| format!("to {}: {e}", tree.show(to)));
         // Only a destination that the user named may be reached through a symlink.
-        let mut old = stat(self.tree, to, top && meta.kind == FileKind::Dir).map_err(here)?;
+        let mut old = stat(tree, to, top && meta.kind == FileKind::Dir).map_err(here)?;
         let is_named = top && !self.into_dir && meta.kind == FileKind::File;
         let stream = if is_named { self.stream(to)? } else { None };
         old = stream.or(old);
-        let mode = self.first_mode(&meta);
         if walk.whence.same_tree && old.is_some_and(|o| o.id == meta.id) {
-            return Err(format!("{} is the same file", self.tree.show(to)));
+            return Err(format!("{} is the same file", tree.show(to)));
         }
         if old.is_some_and(|o| self.tree.devices(&o).iter().any(|id| self.disks.contains(&id))) {
             return Err(here("is a device of a volume that is open: name a path in it as DEVICE:PATH".into()));
@@ -309,33 +334,7 @@ impl<T: Tree> Dest<'_, T> {
             return Err("is the volume itself: not copied".into());
         }
         if meta.kind == FileKind::Dir {
-            if !self.recursive {
-                return Err("is a directory: copy it with -r".into());
-            }
-            if source.has_one_name_each() && !walk.seen.insert(meta.id) {
-                return Err(MET_BEFORE.into());
-            }
-            match old {
-                Some(old) if old.kind == FileKind::Dir => {}
-                Some(_) => return Err(here("exists and is no directory".into())),
-                // Writable until it is filled.
-                None => fs.mkdir(&at(self.tree, to)?, mode | 0o700).map_err(reason).map_err(here)?,
-            }
-            if walk.whence.same_tree {
-                // a loop must not lead to what is being made
-                walk.seen.extend(stat(self.tree, to, true).map_err(here)?.map(|made| made.id));
-            }
-            if self.preserve || (old.is_none() && mode & 0o700 != 0o700) {
-                walk.stack.push(Step::Finish { from: from.to_vec(), to: to.to_vec(), meta, top });
-            }
-            for name in source.fs().list(&at(source, from)?).map_err(reason)? {
-                if name.contains(&b'/') || name.is_empty() {
-                    return Err(format!("holds an impossible name {}", text::name(&name)));
-                }
-                let (from, to) = (text::join(from, &name), text::join(to, &name));
-                walk.stack.push(Step::Copy { from, to, top: false });
-            }
-            return Ok(());
+            return self.directory(item, meta, old, walk);
         }
         if old.is_some_and(|o| o.kind == FileKind::Dir) {
             return Err(here("is a directory".into()));
@@ -357,7 +356,7 @@ impl<T: Tree> Dest<'_, T> {
             return Err(here("this command has just copied another file to it: not overwritten".into()));
         }
         let has_others = self.preserve && meta.nlink > 1;
-        if has_others && self.link_to_copy(&original, to, &mut old)? {
+        if has_others && self.link_to_copy(item, &original, &mut old)? {
             return Ok(());
         }
         // before anything at the destination is touched
@@ -368,19 +367,75 @@ impl<T: Tree> Dest<'_, T> {
         // a file that has other names, where links are kept, is theirs
         let is_replaced = |o: Stat| [o.kind, meta.kind] != [FileKind::File; 2] || (self.preserve && o.nlink > 1);
         if old.is_some_and(is_replaced) {
-            fs.unlink(&at(self.tree, to)?).map_err(reason).map_err(here)?;
+            fs.unlink(&at(tree, to)?).map_err(reason).map_err(here)?;
             old = None;
         }
         match &input {
-            Some((input, meta)) => self.make_file(source, input, to, meta, old.is_some())?,
-            None => self.make_node(source, from, to, &meta)?,
+            Some((input, meta)) => self.make_file(item, input, meta, old.is_some())?,
+            None => self.make_node(item, &meta)?,
         }
         if has_others || self.many || old.is_some_and(|o| o.nlink > 1) {
-            let id = stat(self.tree, to, false).map_err(here)?.map(|s| s.id);
+            let id = stat(tree, to, false).map_err(here)?.map(|s| s.id);
             self.made.borrow_mut().extend(id.map(|id| (id, original)));
             if has_others {
                 self.copied.borrow_mut().extend(id.map(|id| (original, (to.to_vec(), id))));
             }
+        }
+        Ok(())
+    }
+
+    /// Copies a directory that was looked at: what lies in it comes later. `old`: what is there.
+    fn directory<S: Tree>(
+        &self,
+        item: &Item<'_, S, T>,
+        meta: Stat,
+        old: Option<Stat>,
+        walk: &mut Walk<S, T>,
+    ) -> Res<()> {
+        let &Item { source, from, tree, to, top } = item;
+        let (mode, here) = (self.first_mode(&meta), |e: String| format!("to {}: {e}", tree.show(to)));
+        if !self.recursive {
+            return Err("is a directory: copy it with -r".into());
+        }
+        if source.has_one_name_each() && !walk.seen.insert(meta.id) {
+            return Err(MET_BEFORE.into());
+        }
+        let how = match old {
+            Some(old) if old.kind == FileKind::Dir && top => Entered::Found(old.id),
+            Some(old) if old.kind == FileKind::Dir => Entered::ToFill(old.id),
+            Some(_) => return Err(here("exists and is no directory".into())),
+            None => {
+                // Writable until it is filled.
+                tree.fs().mkdir(&at(tree, to)?, mode | 0o700).map_err(reason).map_err(here)?;
+                Entered::Made
+            }
+        };
+        let dest = tree.from_dir(to, how).map_err(|e| here(opening(&e)))?;
+        if walk.whence.same_tree {
+            // a loop must not lead to what is being made
+            walk.seen.extend(stat(tree, to, true).map_err(here)?.map(|made| made.id));
+        }
+        let (inside, names) = match source.from_dir(from, Entered::ToRead(meta.id)) {
+            Ok(inside) => {
+                let seen = inside.as_ref().unwrap_or(source);
+                let names = seen.list(&at(seen, from)?).map_err(reason);
+                (inside, names)
+            }
+            Err(e) => (None, Err(opening(&e))),
+        };
+        let seen_from = Rc::new(SeenFrom { source: inside, dest });
+        let step = |from: &[u8], to: &[u8], top, work| {
+            let (from, to, seen_from) = (from.to_vec(), to.to_vec(), Rc::clone(&seen_from));
+            Step { from, to, top, work, seen_from }
+        };
+        if self.preserve || (old.is_none() && mode & 0o700 != 0o700) {
+            walk.stack.push(step(from, to, top, Work::Finish(meta)));
+        }
+        for name in names? {
+            if name.contains(&b'/') || name.is_empty() {
+                return Err(format!("holds an impossible name {}", text::name(&name)));
+            }
+            walk.stack.push(step(&text::join(from, &name), &text::join(to, &name), false, Work::Copy));
         }
         Ok(())
     }
@@ -392,20 +447,22 @@ impl<T: Tree> Dest<'_, T> {
     }
 
     /// Copies a file that is open; `exists`: into one that is there.
-    fn make_file<S: Tree>(&self, source: &S, input: &Open<S>, to: &[u8], meta: &Stat, exists: bool) -> Res<()> {
-        let (fs, here) = (self.tree.fs(), |e: io::Error| format!("to {}: {}", self.tree.show(to), reason(e)));
+    fn make_file<S: Tree>(&self, item: &Item<'_, S, T>, input: &Open<S>, meta: &Stat, exists: bool) -> Res<()> {
+        let &Item { source, tree, to, .. } = item;
+        let (fs, here) = (tree.fs(), |e: io::Error| format!("to {}: {}", tree.show(to), reason(e)));
         let mode = if exists { 0o600 } else { self.first_mode(meta) };
         let how = OpenHow { read: false, truncate: true, no_follow: true, mode, ..OpenHow::CREATE };
-        let file = fs.open(&at(self.tree, to)?, how).map_err(here)?;
+        let file = fs.open(&at(tree, to)?, how).map_err(here)?;
         self.content(source.fs(), input, to, &file, meta.size)?;
         self.keep_if_wanted(&Place::Open(source.fs(), input), &Place::Open(fs, &file), meta, to)?;
         fs.close(file).map_err(here)
     }
 
     /// Copies what is neither a directory nor a file.
-    fn make_node<S: Tree>(&self, source: &S, from: &[u8], to: &[u8], meta: &Stat) -> Res<()> {
-        let (fs, here) = (self.tree.fs(), |e: io::Error| format!("to {}: {}", self.tree.show(to), reason(e)));
-        let (from_path, to_path) = (at(source, from)?, at(self.tree, to)?);
+    fn make_node<S: Tree>(&self, item: &Item<'_, S, T>, meta: &Stat) -> Res<()> {
+        let &Item { source, from, tree, to, .. } = item;
+        let (fs, here) = (tree.fs(), |e: io::Error| format!("to {}: {}", tree.show(to), reason(e)));
+        let (from_path, to_path) = (at(source, from)?, at(tree, to)?);
         match meta.kind {
             FileKind::Symlink => {
                 let target = source.fs().read_link(&from_path).map_err(reason)?;
@@ -418,37 +475,51 @@ impl<T: Tree> Dest<'_, T> {
 
     /// Makes `to` another name of the copy of a file that was copied before, by another name of it: whether there is one. `old`: what
     /// has the name.
-    fn link_to_copy(&self, original: &Original, to: &[u8], old: &mut Option<Stat>) -> Res<bool> {
-        let here = |e: String| format!("to {}: {e}", self.tree.show(to));
+    fn link_to_copy<S>(&self, item: &Item<'_, S, T>, original: &Original, old: &mut Option<Stat>) -> Res<bool> {
+        let &Item { tree, to, .. } = item;
+        let here = |e: String| format!("to {}: {e}", tree.show(to));
         let Some((copy, id)) = self.copied.borrow().get(original).cloned() else { return Ok(false) };
         // something else may have its name by now
         if stat(self.tree, &copy, false).map_err(here)?.is_none_or(|s| s.id != id) {
             return Ok(false);
         }
-        let (fs, path) = (self.tree.fs(), at(self.tree, to)?);
+        let (fs, path) = (tree.fs(), at(tree, to)?);
         if old.is_some_and(|o| o.id == id) {
             return Ok(true);
         }
         if old.take().is_some() {
             fs.unlink(&path).map_err(reason).map_err(here)?;
         }
-        let linked = fs.link(&at(self.tree, &copy)?, &path);
-        let lost = |e| self.losses.tell_link(&self.tree.show(to), &self.tree.show(&copy), &reason(e));
-        Ok(linked.map_err(lost).is_ok())
+        let linked = tree.link_from(self.tree, &at(self.tree, &copy)?, &path);
+        let lost = |e| self.losses.tell_link(&tree.show(to), &tree.show(&copy), &reason(e));
+        if linked.map_err(lost).is_err() {
+            return Ok(false);
+        }
+        if stat(tree, to, false).map_err(here)?.is_some_and(|s| s.id == id) {
+            return Ok(true);
+        }
+        // something else had its name just now
+        fs.unlink(&path).map_err(reason).map_err(here)?;
+        Ok(false)
     }
 
     /// Gives a directory that is filled what it is to have.
-    fn finish(&self, source: &impl Tree, from: &[u8], to: &[u8], meta: &Stat, top: bool) -> Res<()> {
+    fn finish<S: Tree>(&self, item: &Item<'_, S, T>, meta: &Stat) -> Res<()> {
+        let &Item { source, from, tree, to, top } = item;
+        let here = |e: io::Error| format!("to {}: {}", tree.show(to), reason(e));
         if !self.preserve {
-            let made = stat(self.tree, to, top)?.ok_or("it was removed meanwhile")?;
+            let made = stat(tree, to, top)?.ok_or("it was removed meanwhile")?;
             // without what it had to be filled
-            return self.set_attributes(to, &Stat { mode: made.mode & !(0o700 & !meta.mode), ..made }, top);
+            let made = Stat { mode: made.mode & !(0o700 & !meta.mode), ..made };
+            return tree.fs().set_attributes(&at(tree, to)?, &made, top).map_err(here);
         }
         let how = OpenHow { directory: true, no_follow: true, ..OpenHow::READ };
-        let input = source.fs().open(&at(source, from)?, how).map_err(reason)?;
-        let file = self.tree.fs().open(&at(self.tree, to)?, OpenHow { no_follow: !top, ..how });
-        let file = file.map_err(|e| format!("to {}: {}", self.tree.show(to), reason(e)))?;
-        let (input, file) = (Place::Open(source.fs(), &input), Place::Open(self.tree.fs(), &file));
+        let input = Directory::open(source, from, how).map_err(|e| opening(&e))?;
+        if source.fs().stat_of(input.file()).map_err(reason)?.id != meta.id {
+            return Err(REPLACED.into());
+        }
+        let file = Directory::open(tree, to, OpenHow { no_follow: !top, ..how }).map_err(here)?;
+        let (input, file) = (Place::Open(source.fs(), input.file()), Place::Open(tree.fs(), file.file()));
         self.keep_if_wanted(&input, &file, meta, to)
     }
 
@@ -467,11 +538,6 @@ impl<T: Tree> Dest<'_, T> {
         let lost = |name: &[u8], e| self.losses.tell(&self.tree.show(to), name, &reason(e));
         let kept = keep::keep(copy, meta, &xattrs, lost);
         kept.map_err(|e| format!("to {}: {}", self.tree.show(to), reason(e)))
-    }
-
-    fn set_attributes(&self, to: &[u8], meta: &Stat, follow: bool) -> Res<()> {
-        let set = self.tree.fs().set_attributes(&at(self.tree, to)?, meta, follow);
-        set.map_err(|e| format!("to {}: {}", self.tree.show(to), reason(e)))
     }
 
     /// What is there and is written into, also behind a symlink.
@@ -533,12 +599,49 @@ impl<T: Tree> Dest<'_, T> {
     }
 }
 
+/// Why a file is not copied that has taken the name of another one.
+const REPLACED: &str = "another file has its name since it was looked at: not copied";
+
+/// Why a directory cannot be opened that was looked at.
+fn opening(e: &io::Error) -> String {
+    match Errno::from_io_error(e) {
+        Some(Errno::STALE | Errno::LOOP | Errno::NOTDIR) => REPLACED.into(),
+        _ => host_error(e),
+    }
+}
+
+/// A directory that is open.
+enum Directory<'t, F> {
+    /// The one that the tree is seen from.
+    OfTree(&'t F),
+    Opened(F),
+}
+
+impl<'t, F> Directory<'t, F> {
+    fn open<S: Tree>(tree: &'t S, path: &[u8], how: OpenHow) -> io::Result<Self>
+    where
+        S::Fs: FileSystem<File = F>,
+    {
+        match tree.dir() {
+            Some(file) => Ok(Self::OfTree(file)),
+            None => Ok(Self::Opened(tree.fs().open(&CString::new(tree.trim(path))?, how)?)),
+        }
+    }
+
+    fn file(&self) -> &F {
+        match self {
+            Self::OfTree(file) => file,
+            Self::Opened(file) => file,
+        }
+    }
+}
+
 /// Opens a file that was looked at: it, and what it is by now. Nothing else that has its name since: who may write the
 /// directory could have what he may not read copied by it, or stop the command by a pipe.
 fn open_seen<S: Tree>(source: &S, from: &[u8], seen: &Stat, follow: bool) -> Res<(Open<S>, Stat)> {
     let (fs, path) = (source.fs(), at(source, from)?);
     let how = OpenHow { no_follow: !follow, no_wait: true, ..OpenHow::READ };
-    let replaced = || "another file has its name since it was looked at: not copied".to_owned();
+    let replaced = || REPLACED.to_owned();
     let mut left = LEASE_WAITS;
     let input = loop {
         match fs.open(&path, how) {

@@ -8,16 +8,17 @@ use crate::failure::Failure;
 use crate::mounted::{Identity, with_backing};
 use crate::text;
 use braidfs_device::is_nbd_uri;
-use braidfs_vfs::{FileKind, FileSystem, Kernel, Stat};
-use rustix::fd::{AsFd, BorrowedFd};
+use braidfs_vfs::{FileKind, FileSystem, Kernel, OpenHow, Stat};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::fstat;
-use std::ffi::OsStr;
+use rustix::io::Errno;
+use std::ffi::{CStr, CString, OsStr};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// A file tree that `cp` copies from or to.
-pub trait Tree {
+pub trait Tree: Sized {
     /// How it is called.
     type Fs: FileSystem;
     /// The file system that the tree is in.
@@ -45,8 +46,48 @@ pub trait Tree {
     fn way_up(&self, _: &[u8]) -> io::Result<Vec<(u64, u64)>> {
         Ok(Vec::new())
     }
+    /// The tree as it is seen from one of its directories, which this opens: whatever takes the directory's name, or the name of one
+    /// above it, what lies in it is found. Only for the paths of the directory itself and of what lies right in it, which stay whole.
+    /// None: nobody else changes the tree.
+    ///
+    /// # Errors
+    /// Of the file system; STALE, LOOP or NOTDIR where another file has its name.
+    fn from_dir(&self, _: &[u8], _: Entered) -> io::Result<Option<Self>> {
+        Ok(None)
+    }
+    /// The directory that the tree is seen from, where it is open for reading.
+    fn dir(&self) -> Option<&<Self::Fs as FileSystem>::File> {
+        None
+    }
+    /// Names in a directory.
+    ///
+    /// # Errors
+    /// Of the file system.
+    fn list(&self, path: &CStr) -> io::Result<Vec<Vec<u8>>> {
+        self.fs().list(path)
+    }
+    /// Makes `to` another name of a file of the same tree, as that is seen from elsewhere. Both as [`Self::trim`] has them.
+    ///
+    /// # Errors
+    /// Of the file system.
+    fn link_from(&self, _: &Self, from: &CStr, to: &CStr) -> io::Result<()> {
+        self.fs().link(from, to)
+    }
     /// Whether a directory has one name, so that it is damage where a walk meets it twice: what is mounted does not count here.
     fn has_one_name_each(&self) -> bool;
+}
+
+/// How [`Tree::from_dir`] comes to a directory.
+#[derive(Debug, Clone, Copy)]
+pub enum Entered {
+    /// To be listed: the one with this [`Stat::id`], and no symlink.
+    ToRead((u64, u64)),
+    /// To be filled: the one with this [`Stat::id`], and no symlink.
+    ToFill((u64, u64)),
+    /// To be filled: the one with this [`Stat::id`], maybe behind a symlink.
+    Found((u64, u64)),
+    /// To be filled: it was just made.
+    Made,
 }
 
 /// Why a walk leaves out a directory of a volume that it has met before.
@@ -58,17 +99,65 @@ pub const FOREIGN: &str =
     "a directory that lies in another one, so nothing in it is removed: check the volume with `braidfs fsck -fn`";
 
 /// The tree of the host, by system calls.
-pub struct HostTree(Kernel);
+pub struct HostTree {
+    fs: Kernel,
+    /// The directory that it is seen from, by its whole path, and whether that is open for reading.
+    from: Option<(Vec<u8>, bool)>,
+}
 
 impl HostTree {
     /// Relative paths start at the working directory.
-    pub const HERE: Self = Self(Kernel::here());
+    pub const HERE: Self = Self { fs: Kernel::here(), from: None };
 }
 
 impl Tree for HostTree {
     type Fs = Kernel;
     fn fs(&self) -> &Kernel {
-        &self.0
+        &self.fs
+    }
+    fn trim<'p>(&self, path: &'p [u8]) -> &'p [u8] {
+        match &self.from {
+            None => path,
+            Some((dir, _)) if dir == path => b".",
+            Some(_) => path.rsplit(|b| *b == b'/').next().unwrap_or(path),
+        }
+    }
+    fn from_dir(&self, path: &[u8], how: Entered) -> io::Result<Option<Self>> {
+        let (id, follow) = match how {
+            Entered::ToRead(id) | Entered::ToFill(id) => (Some(id), false),
+            Entered::Found(id) => (Some(id), true),
+            Entered::Made => (None, false),
+        };
+        // a slash at its end would lead through a symlink that has taken its name
+        let slashes = path.iter().rev().take_while(|b| id.is_none() && **b == b'/').count();
+        let name = CString::new(self.trim(&path[..path.len() - slashes]))?;
+        let (dir, is_readable) =
+            match self.fs.open(&name, OpenHow { directory: true, no_follow: !follow, ..OpenHow::READ }) {
+                // who may write it need not be allowed to read it
+                Err(e) if e.kind() == io::ErrorKind::PermissionDenied && !matches!(how, Entered::ToRead(_)) => {
+                    (self.fs.itself(&name, follow)?, false)
+                }
+                dir => (dir?, true),
+            };
+        if let Some(id) = id
+            && self.fs.stat_of(&dir)?.id != id
+        {
+            return Err(Errno::STALE.into());
+        }
+        Ok(Some(Self { fs: dir.into(), from: Some((path.to_vec(), is_readable)) }))
+    }
+    fn dir(&self) -> Option<&OwnedFd> {
+        let is_readable = self.from.as_ref().is_some_and(|(_, is_readable)| *is_readable);
+        self.fs.root_dir().filter(|_| is_readable)
+    }
+    fn list(&self, path: &CStr) -> io::Result<Vec<Vec<u8>>> {
+        match self.dir() {
+            Some(_) if path == c"." => self.fs.list_root(),
+            _ => self.fs.list(path),
+        }
+    }
+    fn link_from(&self, other: &Self, from: &CStr, to: &CStr) -> io::Result<()> {
+        self.fs.link_from(&other.fs, from, to)
     }
     fn show(&self, path: &[u8]) -> String {
         text::name(path)
