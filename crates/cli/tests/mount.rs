@@ -151,6 +151,22 @@ fn a_dead_mount_point_is_taken_over() {
     m.bench.run(&["fsck", "-f", "vol.img"]).ok();
 }
 
+/// A directory of the volume is all that is mounted still.
+#[test]
+fn a_volume_grows_through_a_part_of_it() {
+    let Some(m) = Mounted::new(&["--fuseblk", "never"]) else { return };
+    let part = m.bench.path("part");
+    for dir in [&m.point.join("d"), &part] {
+        std::fs::create_dir(dir).unwrap();
+    }
+    rustix::mount::mount_bind(m.point.join("d"), &part).unwrap();
+    let resized = m.bench.run(&["resize", "part", "96M"]);
+    m.bench.run(&["umount", "part"]).ok();
+    assert!(resized.ok().out.contains("grown from 64 MiB to 96 MiB"));
+    m.bench.run(&["umount", "mnt"]).ok();
+    m.bench.run(&["fsck", "-f", "vol.img"]).ok();
+}
+
 /// The image lies where nothing answers: neither is it waited for to detach the mount, nor to cut its process off.
 #[test]
 fn a_device_that_hangs_keeps_nobody_from_unmounting() {

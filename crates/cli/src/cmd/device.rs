@@ -280,17 +280,21 @@ impl Place {
 /// What the server says.
 pub(super) fn resize(point: &Path, size: NewSize, bar: &Bar) -> Result<Resized, Failure> {
     const WHAT: &str = "cannot resize";
-    let place = Place::of(&[point.to_path_buf()]);
+    // what its devices say is not asked: one that is elsewhere may take no second connection
+    let name = point.display().to_string();
+    let place = Place { name, devices: Vec::new(), mount: Some(point.to_path_buf()), sb: None };
     let failed = |e: std::io::Error| Failure::at(WHAT, point.display(), mounted::server_error(point, &e));
     mounted::enter(point).map_err(failed)?;
-    let old_server = std::cell::Cell::new(false);
+    let tells_nothing = std::cell::Cell::new(false);
     let answer = place.online(WHAT, bar, || {
         let work = DeviceWork::resize(point, size);
-        old_server.set(work.as_ref().is_err_and(|e| Errno::from_io_error(e) == Some(Errno::INVAL)));
+        let refused =
+            work.as_ref().is_err_and(|e| matches!(Errno::from_io_error(e), Some(Errno::INVAL | Errno::NOTTY)));
+        tells_nothing.set(refused);
         work
     });
-    if old_server.get() {
-        // the server of an earlier version, which tells nothing until it is done
+    if tells_nothing.get() {
+        // The server of an earlier version, or a part of the volume is all that is mounted: it tells nothing until it is done.
         return control::resize(point, size).map_err(failed);
     }
     answer?.as_resized().ok_or_else(|| failed(Errno::IO.into()))
