@@ -3,6 +3,7 @@
 mod common;
 use common::Bench;
 use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 
 const SECRET: &[u8] = b"nobody else may see this";
 
@@ -144,6 +145,71 @@ fn runs_outside_of_a_device_are_refused() {
         let said = b.run(&["image", "import", "bad", "x"]);
         assert!(said.code == 1 && !b.path("x").exists(), "{devices} {blocks} {device} {first} {count}: {said:?}");
     }
+}
+
+/// Has the kernel refuse links, and renames with flags, to this process and all that it starts.
+fn refuse_links() -> std::io::Result<()> {
+    use libc::{
+        BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO, sock_filter,
+    };
+    const fn filter(code: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
+        sock_filter { code: code as u16, jt, jf, k }
+    }
+    const fn load(at: u32) -> sock_filter {
+        filter(BPF_LD | BPF_W | BPF_ABS, at, 0, 0)
+    }
+    const fn equal(k: u32, jt: u8, jf: u8) -> sock_filter {
+        filter(BPF_JMP | BPF_JEQ | BPF_K, k, jt, jf)
+    }
+    const fn end(k: u32) -> sock_filter {
+        filter(BPF_RET | BPF_K, k, 0, 0)
+    }
+    #[cfg(target_arch = "x86_64")]
+    const LINK: u32 = libc::SYS_link as u32;
+    #[cfg(not(target_arch = "x86_64"))]
+    const LINK: u32 = libc::SYS_linkat as u32;
+    // of struct seccomp_data: the number of the call; the lower half of its fifth argument
+    let (number, fifth) = (load(0), load(if cfg!(target_endian = "little") { 48 } else { 52 }));
+    let mut program = [
+        number,
+        equal(libc::SYS_renameat2 as u32, 0, 3),
+        fifth,
+        equal(0, 3, 0),
+        end(SECCOMP_RET_ERRNO | libc::EINVAL as u32),
+        equal(libc::SYS_linkat as u32, 2, 0),
+        equal(LINK, 1, 0),
+        end(SECCOMP_RET_ALLOW),
+        end(SECCOMP_RET_ERRNO | libc::EPERM as u32),
+    ];
+    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: the kernel copies the program, which lives until then.
+    let done = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
+    };
+    if done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+/// As of FUSE file systems for exFAT and object stores, and folders that a virtual machine shares.
+#[test]
+fn a_file_system_without_links_takes_images() {
+    let b = filled(&["a.img"]);
+    let run = |args: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_braidfs"));
+        // SAFETY: it makes system calls, and nothing else.
+        unsafe { command.pre_exec(refuse_links) };
+        common::run(command.args(args).current_dir(b.path(".")))
+    };
+    run(&["image", "export", "a.img", "out.brfs"]).ok();
+    run(&["image", "import", "out.brfs", "c.img"]).ok();
+    assert_eq!(findings(&b, &["c.img"]), Vec::<String>::new());
+    let before = b.read("c.img");
+    for args in [["export", "a.img", "c.img"], ["import", "out.brfs", "c.img"]] {
+        run(&["image", args[0], args[1], args[2]]).fails(1, &["c.img: it exists: remove it first"]);
+    }
+    assert!(b.read("c.img") == before);
+    let names = std::fs::read_dir(b.path(".")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    assert!(names.into_iter().all(|name| !name.ends_with(".part")));
 }
 
 /// A signal ends a run at any time: what is half written must not look whole.

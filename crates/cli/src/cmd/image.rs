@@ -36,7 +36,8 @@ const RUN_BLOCKS: u32 = 256;
     File data, also of small files, and the values of extended attributes become zeros. Names of files and of extended \
     attributes, targets of symbolic links, sizes, owners and times stay: whoever gets the file sees them. Other users \
     cannot read what either command makes (mode 0600). What it makes has its name when it is whole, and is called \
-    braidfs-image-*.part until then: remove what a run has left that was stopped. The volume is not mounted meanwhile, \
+    braidfs-image-*.part until then: remove what a run has left that was stopped. On a file system without hard links an \
+    empty file may have the name for a moment before. The volume is not mounted meanwhile, \
     and not changed: a journal that was not replayed is replayed in memory, and the file has the result.")]
 pub struct Args {
     #[command(subcommand)]
@@ -98,10 +99,26 @@ impl Partial {
         self.file.sync_all().map_err(fail)?;
         match rustix::fs::renameat_with(CWD, &self.partial, CWD, &self.path, RenameFlags::NOREPLACE) {
             // a file system that cannot; the other name goes with `self`
-            Err(Errno::INVAL | Errno::NOSYS) => std::fs::hard_link(&self.partial, &self.path),
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => match rustix::fs::link(&self.partial, &self.path) {
+                // nor has it links
+                Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => self.take_place(),
+                done => done.map_err(io::Error::from),
+            },
             done => done.map_err(io::Error::from),
         }
         .map_err(|e| if e.kind() == io::ErrorKind::AlreadyExists { is_there(&self.path) } else { fail(e) })
+    }
+}
+
+impl Partial {
+    /// Gives it its name as any file system can: where a new file of that name was made, which nothing else had. A crash between
+    /// leaves an empty one.
+    fn take_place(&self) -> io::Result<()> {
+        drop(File::options().write(true).create_new(true).mode(0o600).open(&self.path)?);
+        std::fs::rename(&self.partial, &self.path).inspect_err(|_| {
+            // The first error is the one to tell.
+            let _ = std::fs::remove_file(&self.path);
+        })
     }
 }
 
