@@ -24,6 +24,8 @@ use std::path::{Path, PathBuf};
 /// Opens the stream; the last character is its version.
 const MAGIC: &[u8; 8] = b"BRFSIMG1";
 const END: u32 = u32::MAX;
+/// So many files that other runs have left are passed over.
+const PARTIALS_MAX: u32 = 10_000;
 /// Longest run of blocks that is written.
 const RUN_BLOCKS: u32 = 256;
 
@@ -87,10 +89,18 @@ impl Partial {
         if path.symlink_metadata().is_ok() {
             return Err(is_there(path));
         }
-        let partial = path.with_file_name(format!("braidfs-image-{}-{number}.part", std::process::id()));
-        let file = File::options().write(true).create_new(true).mode(0o600).open(&partial);
-        let file = file.map_err(|e| Failure::at("cannot make", partial.display(), host_error(&e)))?;
-        Ok(Self { file, path: path.to_owned(), partial })
+        let mut others = 0;
+        loop {
+            // in a container each run may have the same process number: what another one has left, or makes now, is not touched
+            let other = if others > 0 { format!("-{others}") } else { String::new() };
+            let name = format!("braidfs-image-{}-{number}{other}.part", std::process::id());
+            let partial = path.with_file_name(name);
+            match File::options().write(true).create_new(true).mode(0o600).open(&partial) {
+                Ok(file) => return Ok(Self { file, path: path.to_owned(), partial }),
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists && others < PARTIALS_MAX => others += 1,
+                Err(e) => return Err(Failure::at("cannot make", partial.display(), host_error(&e))),
+            }
+        }
     }
 
     /// Makes it durable and gives it its name, which nothing else must have.
@@ -306,6 +316,26 @@ fn u64_of(from: &mut impl Read) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Of a process with the same number: in another container, or one that was killed there.
+    #[test]
+    fn what_another_run_left_stays_and_is_in_nobodys_way() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out");
+        let make = || Partial::create(&path, 0).unwrap_or_else(|e| panic!("{e}"));
+        let left = std::mem::ManuallyDrop::new(make());
+        std::fs::write(&left.partial, "left").unwrap();
+        for content in ["one", "two"] {
+            let mut partial = make();
+            partial.file.write_all(content.as_bytes()).unwrap();
+            partial.finish().unwrap_or_else(|e| panic!("{e}"));
+            drop(partial);
+            assert_eq!(std::fs::read(&path).unwrap(), content.as_bytes());
+            std::fs::remove_file(&path).unwrap();
+        }
+        assert_eq!(std::fs::read(&left.partial).unwrap(), b"left");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
 
     /// What a volume can have, whatever files the host can have; and no more.
     #[test]
