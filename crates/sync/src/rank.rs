@@ -164,6 +164,8 @@ ranks! {
     CleanerShare = 8, "cleaner" 0, One, (): "share of the cleaner";
     /// Inodes without a name that wait for another domain.
     Zombies = 8, "zombies" 0, One, (): "zombies";
+    /// Inodes without a name that are to be deleted once more.
+    Unreaped = 8, "unreaped" 0, One, (): "unreaped";
     /// The threads that serve fsyncs.
     SyncPool = 8, "tickets" 0, One, (): "pool";
     /// Their join handles.

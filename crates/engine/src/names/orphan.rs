@@ -227,6 +227,29 @@ impl MountedVolume {
         Ok(())
     }
 
+    /// An orphan could not be deleted when the last that kept it was gone: it is tried again. Its number is not given out again before.
+    pub(crate) fn reap_later(&self, ino: InodeNo) {
+        self.unreaped.lock().push_back(ino);
+    }
+
+    /// Deletes what could not be deleted before. The first that fails again ends it: what it lacks the others lack, too, mostly. It is
+    /// the last one the next time.
+    fn reap_failed(&self) {
+        let all = self.unreaped.lock().len();
+        for _ in 0..all {
+            let Some(ino) = self.unreaped.lock().pop_front() else { return };
+            // those of a domain that has failed are left to the next mount
+            if !self.domain(ino).is_ok_and(|d| d.failed().is_none()) {
+                continue;
+            }
+            if let Err(e) = self.find(ino).and_then(|c| c.map_or(Ok(()), |c| self.reap(&c))) {
+                tracing::debug!(error = %e, %ino, "an unlinked inode that cannot be deleted now");
+                self.reap_later(ino);
+                return;
+            }
+        }
+    }
+
     fn reap_whole(&self, cell: &Arc<Cell>) -> Result<Reaped> {
         loop {
             let reaped = self.reap_piece(cell)?;
@@ -259,8 +282,8 @@ impl MountedVolume {
         Ok(Reaped::Done)
     }
 
-    /// Deletes inodes whose last name went to an inode of another domain, where that is durable by now. Those of domains that
-    /// have failed stay orphans, for the next mount.
+    /// Deletes inodes whose last name went to an inode of another domain, where that is durable by now, and those that could not be
+    /// deleted before ([`Self::reap_later`]). Those of domains that have failed stay orphans, for the next mount.
     ///
     /// Who deletes may need room, and then comes here again: this does nothing then.
     ///
@@ -269,6 +292,7 @@ impl MountedVolume {
     /// same. Who looks for room goes on: it may be a domain that he does not need.
     pub(crate) fn reap_zombies(&self) -> Result<()> {
         reaping(|| {
+            self.reap_failed();
             let all = self.zombies.lock().clone();
             self.reap_all(&all)
         })

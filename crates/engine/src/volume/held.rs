@@ -78,8 +78,8 @@ impl MountedVolume {
             _ => Ok(()),
         });
         if let Err(e) = reaped {
-            // it stays an orphan: the next mount reclaims it
             tracing::warn!("reclaiming unlinked inode {ino}: {e}");
+            self.reap_later(ino);
         }
     }
 }

@@ -178,6 +178,7 @@ fn open(
         next_domain: AtomicU32::new(0),
         traces,
         zombies: Mutex::default(),
+        unreaped: Mutex::default(),
         maybe_stale: AtomicBool::new(false),
         evicting: Mutex::new(()),
         calls: Arc::default(),

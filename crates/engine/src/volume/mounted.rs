@@ -22,6 +22,7 @@ use crate::store::Store;
 use crate::types::*;
 use braidfs_format::super_block::SuperBlock;
 use braidfs_sync::{Mutex, RwLock, rank};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, OnceLock};
 
@@ -59,6 +60,8 @@ pub(crate) struct MountedVolume {
     pub next_domain: AtomicU32,
     /// Inodes whose last name went to an inode of another domain that is not durable yet.
     pub zombies: Mutex<Vec<Arc<Cell>>, rank::Zombies>,
+    /// Inodes without a name that could not be deleted when the last handle or hold was gone.
+    pub unreaped: Mutex<VecDeque<InodeNo>, rank::Unreaped>,
     /// Traces in the journals, as recovery found them.
     pub traces: Vec<String>,
     /// Entries may be stale after a crash until the GC has run.

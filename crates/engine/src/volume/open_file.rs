@@ -50,8 +50,8 @@ impl Drop for OpenFile {
                 && !self.volume.held.orphaned(&cell)
                 && let Err(e) = self.volume.reap(&cell)
             {
-                // it stays an orphan: the next mount reclaims it
                 tracing::warn!("closing unlinked inode {}: {e}", cell.ino.0);
+                self.volume.reap_later(cell.ino);
             }
         }
     }

@@ -337,3 +337,34 @@ fn many_that_cannot_be_deleted_are_tried_once_each() {
     assert!(d.orphans.is_empty() && i.zombies.lock().is_empty());
     v.unmount().unwrap();
 }
+
+/// Of one the last handle is closed, of the other the last hold is given back, while there is no room for it.
+#[test]
+fn what_could_not_be_deleted_at_its_end_is_deleted_later() {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(16384));
+    crate::mkfs::format(std::slice::from_ref(&device), &MkfsOptions::default()).unwrap();
+    let v = Volume::mount(vec![device], MountOptions { background: false, ..MountOptions::default() }).unwrap();
+    let open = v.open(make(&v, ROOT, "open", K).ino).unwrap();
+    make(&v, ROOT, "held", K);
+    let held = v.lookup_held(ROOT, b"held").unwrap();
+    for name in ["open", "held"] {
+        v.unlink(ROOT, name.as_bytes()).unwrap();
+    }
+    v.sync().unwrap();
+    let (i, mut taken) = (v.mounted(), 0);
+    let (d, space) = (&i.domains[0], &i.domains[0].space);
+    while space.reserve(1, true).is_ok() || i.claim_group(d).unwrap() && space.reserve(1, true).is_ok() {
+        taken += 1;
+    }
+    drop(open);
+    assert!(v.forget(held.ino, |g| g == held.generation, 1));
+    assert_eq!(d.orphans.len(), 2, "there is room, and this test sees nothing");
+    i.reap_zombies().unwrap();
+    assert_eq!(d.orphans.len(), 2);
+    space.unreserve(taken);
+    i.reap_zombies().unwrap();
+    assert!(d.orphans.is_empty());
+    v.sync().unwrap();
+    assert!(gone(&v, &held));
+    v.unmount().unwrap();
+}
