@@ -40,12 +40,11 @@ impl MountedVolume {
     /// Updates the access time.
     pub(crate) fn set_atime(&self, c: &Arc<Cell>, now: Timestamp) {
         // a volume too full for an access time is still readable
-        let mut op = Op::new(self);
-        if op.begin(&[c.domain], 1, true).is_ok() {
-            let mut st = c.state.write();
-            if !st.deleted && op.touch_content(c, &mut st).is_ok() {
-                st.atime = now;
-            }
+        if let Ok((mut op, mut st)) = Op::on_whole(self, c, (1, 0), true)
+            && !st.deleted
+            && op.touch_content(c, &mut st).is_ok()
+        {
+            st.atime = now;
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::domain::serialise::writes_in_place;
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::MountedVolume;
-use crate::volume::operation::Op;
+use crate::volume::operation::{METADATA_OF_WRITE, Op};
 use braidfs_format::group::{SegmentKind, Temperature};
 use braidfs_format::inode::{APPEND, Extent, IMMUTABLE, LBLK_MAX, NOCOW};
 use braidfs_format::journal::Record;
@@ -148,9 +148,8 @@ impl MountedVolume {
         let expected = cost(&c.state.read());
         // what frees blocks works on a full volume
         let essential = matches!(shift, Shift::Collapse(_)) && expected.nodes <= 8;
-        let mut op = Op::new(self);
-        op.begin(&[c.domain], 4 + expected.nodes as u64, essential)?;
-        let mut st = c.state.write();
+        let nodes = expected.nodes as u64;
+        let (mut op, mut st) = Op::on_whole(self, c, (METADATA_OF_WRITE + nodes, nodes), essential)?;
         if st.deleted {
             return Err(Error::NotFound);
         }

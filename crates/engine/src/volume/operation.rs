@@ -515,7 +515,7 @@ impl Drop for Op<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volume::Volume;
+    use crate::volume::{OpenFile, Volume};
     use braidfs_device::{Device, MemDevice};
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -686,5 +686,29 @@ mod tests {
             (all, open)
         };
         change_at_once(make, |v, _, n| v.unlink(InodeNo::ROOT, format!("{n}").as_bytes()));
+    }
+
+    #[test]
+    fn files_of_long_attributes_are_read_at_once_while_nothing_is_free() {
+        let make = |v: &Volume| {
+            v.mounted().shared.runtime.set_atime(AtimeMode::Strictatime);
+            long_with_content(v)
+        };
+        change_at_once(make, |v, open, n| v.read(&open[n], 0, &mut [0; 1]).map(drop));
+    }
+
+    #[test]
+    fn ranges_of_files_of_long_attributes_are_taken_out_at_once_while_nothing_is_free() {
+        let collapse =
+            |v: &Volume, open: &Vec<OpenFile>, n: usize| v.fallocate(&open[n], FallocMode::CollapseRange, 4096, 4096);
+        change_at_once(long_with_content, collapse);
+    }
+
+    fn long_with_content(v: &Volume) -> (Vec<InodeNo>, Vec<OpenFile>) {
+        let all = long(v, FileKind::File);
+        let open: Vec<_> = all.iter().map(|ino| v.open(*ino).unwrap()).collect();
+        open.iter().for_each(|f| assert_eq!(v.write(f, 0, &[7; 16384]).unwrap(), 16384));
+        v.sync().unwrap();
+        (all, open)
     }
 }
