@@ -1,6 +1,6 @@
 //! What an inode counts for in quotas.
 
-use super::{Body, Cell, State};
+use super::{Body, Cell, FileBody, State};
 use crate::error::Result;
 use crate::quota::{self, Charge, Force, Owners, Quotas};
 use crate::types::QuotaOwner;
@@ -17,16 +17,31 @@ impl State {
         Owners { uid: self.uid, gid: self.gid, project: self.project() }
     }
 
-    /// Blocks of the content, each once, whether it has its place or not. ([`State::blocks`] counts one of a
-    /// sparse file that is written anew twice.)
+    /// Blocks of the content, each once, whether it has its place or not.
     pub fn content_blocks(&self) -> u64 {
         match &self.body {
             Body::File(f) if f.pages.dirty_count() == 0 => f.map.blocks(),
-            Body::File(f) => f.map.blocks() + f.pages.dirty_blocks().filter(|l| f.map.get(*l).is_none()).count() as u64,
+            Body::File(f) => f.map.blocks() + dirty_in_holes(f),
             Body::Dir(d) => d.map.blocks(),
             Body::Special => 0,
         }
     }
+}
+
+/// Dirty pages that have no place yet. Looks at no page that has one by itself, nor at pages of one hole.
+fn dirty_in_holes(f: &FileBody) -> u64 {
+    let (mut at, mut count) = (0, 0);
+    while let Some(lblk) = f.pages.next_dirty(at) {
+        at = match f.map.next_from(lblk) {
+            Some(p) if p.lblk <= lblk => p.lblk + u64::from(p.len),
+            hole => {
+                let end = hole.map_or(u64::MAX, |p| p.lblk);
+                count += f.pages.dirty_count_in(lblk, end);
+                end
+            }
+        };
+    }
+    count
 }
 
 impl State {
@@ -104,3 +119,6 @@ impl Quotas {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

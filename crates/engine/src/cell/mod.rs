@@ -372,19 +372,8 @@ impl State {
             self.durability.operation_changes_times();
         }
     }
-    /// 4 KiB blocks that the content takes, about; dirty pages without a place yet count too. What is written anew has two
-    /// blocks for some time: of a file without holes they count once.
-    pub fn blocks(&self) -> u64 {
-        match &self.body {
-            Body::File(f) => {
-                let there = f.map.blocks();
-                (there + f.reserved).min(there.max(self.size.div_ceil(4096)))
-            }
-            Body::Dir(d) => d.map.blocks(),
-            Body::Special => 0,
-        }
-    }
-    /// What `stat` tells of that, in units of 512 bytes. Content in the record of a regular file counts, though it takes no block.
+    /// What `stat` tells of [`Self::content_blocks`], in units of 512 bytes. Content in the record of a regular file counts, though it
+    /// takes no block.
     fn sectors(&self) -> u64 {
         match &self.body {
             Body::File(FileBody { inline: Some(content), .. })
@@ -392,7 +381,7 @@ impl State {
             {
                 content.len().div_ceil(512) as u64
             }
-            _ => self.blocks() * 8,
+            _ => self.content_blocks() * 8,
         }
     }
     /// Bytes by which that is counted.

@@ -353,6 +353,12 @@ impl PageMap {
         })
     }
 
+    /// How many pages of `[from, to)` are dirty.
+    pub fn dirty_count_in(&self, from: u64, to: u64) -> u64 {
+        let dirty = |g| self.groups.get(g).map_or(0, |group| group.dirty) & mask(g, from, to);
+        self.groups.dirty_range(from / GROUP, to.div_ceil(GROUP)).map(|g| u64::from(dirty(g).count_ones())).sum()
+    }
+
     /// The dirty pages' logical blocks, rising.
     pub fn dirty_blocks(&self) -> impl Iterator<Item = u64> + '_ {
         self.dirty_in(0, u64::MAX)

@@ -414,9 +414,9 @@ impl Volume {
         let mut promised = match mode {
             FallocMode::Allocate { .. } => i.promise(c, offset / PAGE, end.div_ceil(PAGE))?,
             FallocMode::ZeroRange { .. } => {
-                // of what it has the same is given back
-                let (need, have) = (len.div_ceil(PAGE), c.state.read().blocks());
-                if need > i.room_by_relocation(i.dom(c.domain), need.saturating_sub(have))? + have {
+                // of what it has there the same is given back
+                let more = c.state.read().new_blocks(offset, len);
+                if more > i.room_by_relocation(i.dom(c.domain), more)? {
                     return Err(Error::NoSpace);
                 }
                 0
