@@ -15,7 +15,16 @@ use crate::error::Result;
 use crate::panics::{caught, error_of};
 use crate::types::*;
 use crate::volume::MountedVolume;
+use crossbeam::channel::{Receiver, unbounded};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Who is told of fsyncs, by several threads.
+struct ToTell {
+    all: Receiver<Settled>,
+    /// A thread was asked to go on with them, and has not come yet: where all are short it finds nothing left.
+    coming: AtomicBool,
+}
 
 /// What a panic is said to have been in.
 const FSYNC: &str = "an fsync";
@@ -133,8 +142,35 @@ impl MountedVolume {
             // there is nobody else: those who wait come first
         }
         here.into_iter().for_each(|work| work());
-        // last: it may wait for another one of the group
-        drop(told);
+        // last: it may wait for long
+        self.tell_all(told);
+    }
+
+    /// Runs code of users' that is told of fsyncs. Of one group each may wait for another one, so no thread has two of them before it,
+    /// as long as there are threads.
+    fn tell_all(self: &Arc<Self>, told: Vec<Settled>) {
+        let (may_wait, quick): (Vec<_>, Vec<_>) = told.into_iter().partition(Settled::may_wait);
+        drop(quick);
+        let (send, all) = unbounded();
+        may_wait.into_iter().for_each(|one| drop(send.send(one)));
+        self.tell(&Arc::new(ToTell { all, coming: AtomicBool::new(false) }));
+    }
+
+    fn tell(self: &Arc<Self>, told: &Arc<ToTell>) {
+        while let Ok(one) = told.all.try_recv() {
+            if !told.all.is_empty() && !told.coming.swap(true, Ordering::AcqRel) {
+                let (i, others) = (self.clone(), told.clone());
+                let go_on = move || {
+                    others.coming.store(false, Ordering::Release);
+                    i.tell(&others);
+                };
+                if self.offer(go_on).is_err() {
+                    // one after the other
+                    told.coming.store(false, Ordering::Release);
+                }
+            }
+            drop(one);
+        }
     }
 
     /// An fsync that commits, or waits for something else: not before others.

@@ -4,11 +4,31 @@ use super::with_unsynced;
 use crate::fsync::ticket::Pool;
 use crate::{InodeNo, Volume};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 const LONG: Duration = Duration::from_secs(60);
+
+/// Those who are told of the fsyncs of one group wait for each other.
+#[test]
+fn who_is_told_of_a_sync_may_wait_for_another_one_of_its_group() {
+    let (v, _, files) = with_unsynced(8);
+    let i = v.mounted().clone();
+    i.syncing.queues[0].lock().served = true;
+    let (all, (tell, done)) = (Arc::new(Barrier::new(files.len())), channel());
+    for file in &files {
+        let (all, tell) = (all.clone(), tell.clone());
+        v.fsync_start(*file, false).on_done(Box::new(move |r| {
+            all.wait();
+            tell.send(r.is_ok()).unwrap();
+        }));
+    }
+    i.clone().run_beside(move || i.serve_syncs(0));
+    for _ in &files {
+        assert!(done.recv_timeout(LONG).expect("they wait for ever"));
+    }
+}
 
 /// Starts an fsync of which `f` is told on a thread of the volume.
 fn told(v: &Volume, file: InodeNo, f: impl FnOnce() + Send + 'static) {
