@@ -23,8 +23,8 @@ use std::sync::Arc;
 /// What holes are made of.
 static ZEROS: [u8; PAGE as usize] = [0; PAGE as usize];
 
-/// Consecutive bytes of a file, at most a page of them, where the cache has them.
-#[derive(Clone)]
+/// Consecutive bytes of a file, at most a page of them, where the cache has them. There are no copies of it: what is pinned is counted
+/// until its [`Pinned`] is dropped, and no longer.
 pub struct Piece {
     /// `None`: zeros.
     page: Option<Page>,

@@ -349,3 +349,16 @@ fn writers_never_change_what_is_pinned() {
     });
     assert_eq!(v.cache_use().pinned, 0);
 }
+
+/// A copy would keep its page for as long as it likes, and nobody would count that.
+#[test]
+fn pieces_are_not_cloned() {
+    trait Cloned<How> {
+        fn is_not() {}
+    }
+    impl<T> Cloned<()> for T {}
+    struct Is;
+    impl<T: Clone> Cloned<Is> for T {}
+    // ambiguous where it is: this is not compiled then
+    <super::Piece as Cloned<_>>::is_not();
+}
