@@ -97,7 +97,7 @@ impl Volume {
             if leaves_place && matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0) {
                 drop(st);
                 drop(op);
-                i.dom(c.domain).flush_cell(c)?;
+                i.flush_cell(c)?;
                 continue;
             }
             let cut = set.size.filter(|size| cuts(&st, *size));

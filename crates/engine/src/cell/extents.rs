@@ -351,6 +351,11 @@ impl ExtentMap {
         self.bytes
     }
 
+    /// Leaves that are to be written, or a few more.
+    pub fn dirty_leaves(&self) -> usize {
+        self.dirty.len()
+    }
+
     /// Number of extents.
     pub fn extent_count(&self) -> usize {
         self.count

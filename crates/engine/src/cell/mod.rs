@@ -402,10 +402,14 @@ impl State {
     }
     /// Bytes that its inode record takes, about.
     pub fn record_bytes(&mut self) -> usize {
+        self.record_bytes_with(0)
+    }
+    /// The same, with so many bytes of extents more.
+    pub fn record_bytes_with(&mut self, more: usize) -> usize {
         let names: usize = self.links.iter().map(|l| l.name.len() + 9).sum();
         let xattrs: usize = self.xattrs.iter().map(|(n, v)| n.len() + v.len() + 5).sum();
         // of extents that may come, some; a tree's leaves are records of their own
-        let of_map = |map: &ExtentMap| (200 + map.encoded_bytes()).min(RECORD_EXTENTS_MAX);
+        let of_map = |map: &ExtentMap| (200 + map.encoded_bytes() + more).min(RECORD_EXTENTS_MAX);
         let content = match &mut self.body {
             Body::File(f) => f.inline.as_ref().map_or_else(|| of_map(&f.map), Vec::len),
             Body::Dir(d) => match d.index.inline_entries() {

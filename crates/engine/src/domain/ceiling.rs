@@ -115,7 +115,7 @@ impl Domain {
         self.evict(taken.part(over, taken.cell_bytes > ceiling / 2));
     }
 
-    /// Writes the dirty pages of the domain's files, until one cannot be written: it fails then, or its commit tells.
+    /// Writes the dirty pages of the domain's files, until one cannot be written: it fails then, or its commit tells, or it is full.
     pub(crate) fn write_dirty(&self) {
         for c in self.cells.all() {
             if dirty_pages_of(&c).is_some_and(|n| n > 0) && self.flush_cell(&c).is_err() {

@@ -37,6 +37,7 @@ pub(crate) mod packed;
 pub mod peers;
 mod pile;
 pub mod placed;
+mod promised;
 mod quarantine;
 pub mod quiesce;
 pub mod recover;

@@ -181,15 +181,20 @@ impl Domain {
         let in_place = matches!(how, How::InPlace(..));
         match how {
             How::Elsewhere => {
+                // a commit finds room, or says that there is none
+                let Some(promised) = self.promise_records(tx, st) else { return Ok(Prepared::Commit) };
                 self.touch(tx, cell, st)?;
                 let mlog = self.pick_mlog();
                 self.flush_file(tx, cell, st, &mut out, mlog)?;
                 self.uninline_if_tight(tx, cell, st, &mut out, mlog)?;
+                self.keep_promise(tx, promised, st);
             }
             How::InPlace(all, times) => {
                 // on the transaction's list in any case: a sync that comes meanwhile commits it, and so waits for these blocks
                 if times || (st.durability.dirty_tx() != Some(tx.id) && !all.is_empty()) {
+                    let Some(promised) = self.promise_records(tx, st) else { return Ok(Prepared::Commit) };
                     self.touch_content(tx, cell, st)?;
+                    self.keep_promise(tx, promised, st);
                 }
                 self.write_in_place(cell, st, all, &mut out)?;
                 if !times {

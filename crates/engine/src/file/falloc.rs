@@ -259,7 +259,7 @@ impl MountedVolume {
                 };
                 if leaves == Leaves::Unknown && asked.writes_out() {
                     drop((st, op));
-                    d.flush_cell(c)?;
+                    self.flush_cell(c)?;
                     continue;
                 }
                 asked = Asked::Nodes;
@@ -451,7 +451,7 @@ impl Volume {
                     // dirty pages count for more than what they are once they are written
                     Err(Error::TooManyExtents) if !written => {
                         written = true;
-                        i.dom(c.domain).flush_cell(c)?;
+                        i.flush_cell(c)?;
                     }
                     Err(Error::Quota(owner)) if i.end_replaced_of(owner, &mut replaced) => {}
                     Err(Error::TooManyExtents) => return Err(i.dom(c.domain).extents_full(c.ino)),

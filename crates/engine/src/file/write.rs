@@ -247,7 +247,7 @@ impl MountedVolume {
         let leaves = if asked == Asked::Nodes { Leaves::Enough } else { op.leaves_for(c, &st, Some(pages)) };
         if leaves == Leaves::Unknown && asked.writes_out() {
             drop((st, op));
-            d.flush_cell(c)?;
+            self.flush_cell(c)?;
             return self.write_in_operation(c, at, data, blocks, asked);
         }
         if leaves != Leaves::Enough {
@@ -277,7 +277,7 @@ impl MountedVolume {
             }
             // written, they count as what they are
             drop((charge, st, op));
-            d.flush_cell(c)?;
+            self.flush_cell(c)?;
             return self.write_in_operation(c, at, data, blocks, asked);
         }
         let stays_inline =
@@ -494,7 +494,11 @@ impl MountedVolume {
             };
             let part = budget / FLUSH_PART / PAGE;
             if dirty as u64 >= part || all >= part * 4 {
-                d.flush_cell(c)?;
+                match d.flush_cell(c) {
+                    // the write is done: its pages stay in memory
+                    Ok(()) | Err(Error::NoSpace) => {}
+                    failed => failed?,
+                }
             }
         }
         self.maybe_evict(d);

@@ -76,7 +76,7 @@ impl MountedVolume {
     fn commit_for(&self, c: &Arc<Cell>) -> Result<u64> {
         let own = self.dom(c.domain);
         if own.lazy_data() {
-            own.flush_cell(c)?; // a commit would leave the data alone
+            self.flush_cell(c)?; // a commit would leave the data alone
         }
         let mut which = Frontier::EMPTY;
         let path = self.pending_path(c)?;

@@ -225,7 +225,7 @@ fn look_after(mounted: &MountedVolume, d: &Arc<Domain>, started: Instant, (due, 
         return;
     }
     if due || early {
-        let _ = d.flush_lazy();
+        let _ = mounted.flush_with_room(d, Domain::flush_lazy);
     }
     if due || early || gains {
         let _ = d.commit();

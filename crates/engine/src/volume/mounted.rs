@@ -291,7 +291,7 @@ impl MountedVolume {
     pub fn commit_everything(&self) -> Result<()> {
         let mut r = Ok(());
         for d in &self.domains {
-            r = r.and(d.flush_all());
+            r = r.and(self.flush_with_room(d, Domain::flush_all));
         }
         r.and(self.commit_all())
     }

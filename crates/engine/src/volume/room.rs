@@ -8,6 +8,7 @@
 use super::need::{Need, may_wait};
 use super::operation::METADATA_OF_WRITE;
 use super::{MountedVolume, Volume};
+use crate::cell;
 use crate::device_set::DeviceSet;
 use crate::domain::Domain;
 use crate::error::{Error, Result};
@@ -318,12 +319,34 @@ impl MountedVolume {
         }
         // a commit writes reserved pages at their real size and lets freed blocks go
         self.end_replaced_in(d.id);
-        d.flush_all()?;
+        d.flush_all_that_fits()?;
         d.commit()?;
         if n > 0 && others {
             self.settle_all();
         }
         Ok(())
+    }
+
+    /// [`Domain::flush_cell`], with [`Self::make_room`] where the domain lacks some. The caller is inside no gate and holds no lock.
+    ///
+    /// # Errors
+    /// As of both.
+    pub(crate) fn flush_cell(&self, c: &Arc<cell::Cell>) -> Result<()> {
+        self.flush_with_room(self.dom(c.domain), |d| d.flush_cell(c))
+    }
+
+    /// [`Self::flush_cell`] of several: [`Domain::flush_all`], [`Domain::flush_lazy`].
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn flush_with_room(&self, d: &Arc<Domain>, flush: impl Fn(&Domain) -> Result<()>) -> Result<()> {
+        let mut attempt = 0;
+        loop {
+            match flush(d) {
+                Err(Error::NoSpace) => self.make_room(d, &mut attempt)?,
+                flushed => return flushed,
+            }
+        }
     }
 
     /// For an operation after which a commit may need nodes of a domain that is short of them: another group brings some; else
@@ -550,7 +573,7 @@ impl Volume {
         let d = i.domain(ino)?;
         if i.room(d, want) < want {
             i.end_replaced_in(d.id);
-            d.flush_all()?;
+            d.flush_all_that_fits()?;
             d.commit()?;
         }
         if i.room(d, want) < want && !d.space.at_limit() {
