@@ -276,6 +276,14 @@ impl MountedVolume {
             drop((st, op));
             d.make_journal_room()?;
         };
+        if st.deleted {
+            return Err(Error::NotFound);
+        }
+        if st.flags & IMMUTABLE != 0 || (st.flags & APPEND != 0 && zeroing) {
+            return Err(Error::Perm);
+        }
+        // first: the transaction that it is written for may charge for what leaves its record
+        op.write_out_older(c, &mut st)?;
         let quotas = &self.shared.quotas;
         let (mut charge, before) = (quotas.charge(c, &st), quotas.blocks_of(&st));
         let done = self.falloc_locked(&mut op, c, (&mut st, &mut charge), mode, (offset, end), promised);
@@ -305,7 +313,8 @@ impl MountedVolume {
         Ok(true)
     }
 
-    /// One attempt, with the inode locked. False where room must be made first; a part of the range may have its blocks then.
+    /// One attempt, with the inode locked, and nothing of it left to write for an older transaction. False where room must be made
+    /// first; a part of the range may have its blocks then.
     fn falloc_locked(
         &self,
         op: &mut Op<'_>,
@@ -317,13 +326,6 @@ impl MountedVolume {
     ) -> Result<bool> {
         let d = self.dom(c.domain);
         let zeroing = !matches!(mode, FallocMode::Allocate { .. });
-        if st.deleted {
-            return Err(Error::NotFound);
-        }
-        if st.flags & IMMUTABLE != 0 || (st.flags & APPEND != 0 && !matches!(mode, FallocMode::Allocate { .. })) {
-            return Err(Error::Perm);
-        }
-        op.write_out_older(c, st)?;
         let allocating = mode != FallocMode::PunchHole;
         if let Body::File(f) = &st.body
             && lacks_extents(f, mode, (offset, end))
