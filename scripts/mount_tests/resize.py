@@ -108,7 +108,7 @@ def resize_to_a_smaller_size(volume, _top):
         same((own.mnt / "open").read_bytes(), b"a" * MIB + b"b" * MIB, "what was written meanwhile")
 
 
-@check
+@check(seconds=120)
 def resize_that_is_killed_stops(volume, _top):
     """Who asked for a smaller size is gone: the volume keeps its size, or has the new one, and the next one finds nobody at work."""
     daemon_only(volume)
