@@ -1,6 +1,7 @@
 //! Volumes are filled through the model and its writer, so that these tests need nothing above the tables.
 
 mod beside_failed;
+mod counts;
 mod cut_off;
 mod lost;
 mod lost_header;

@@ -4,7 +4,7 @@ use crate::pair::PairState;
 use crate::report::Log;
 use braidfs_format::domain::DomainHeader;
 use braidfs_format::geometry::NODES_PER_BLOCK;
-use braidfs_format::group::{SegmentEntry, Written};
+use braidfs_format::group::{Owner, SegmentEntry, Written};
 use braidfs_format::node::NodeEntry;
 use braidfs_format::{BlockAddr, Geometry, NodeId};
 use braidfs_store::Store;
@@ -94,8 +94,9 @@ pub struct Group {
     pub segments_proven: bool,
     /// The segment table is to be written as it is here.
     pub segments_dirty: bool,
-    /// Halves of owner tables that are lost: counted through the segments.
-    pub owners_lost: Vec<u32>,
+    /// Halves of owner tables that are lost, or may be old, and what they say until all is counted: of no node block how many records
+    /// are live in it.
+    pub owners_lost: Vec<(u32, Vec<Owner>)>,
     /// Copies that do not hold, beside one that does.
     pub mend: Vec<Mend>,
     /// `seq` of the segment table; 0 where it is lost.

@@ -231,12 +231,17 @@ fn set_sum(store: &Store, d: &mut Domain) -> bool {
 }
 
 /// Marks a domain of which a segment table is about to be written for a replay, as a repair that has not ended: the sum in the header
-/// comes last. Where only other tables are mended, or copies that do not hold, the domain can be mounted at any moment.
+/// comes last; or an owner table, of which what is written is not known to be right. Where only other tables are mended, or copies that
+/// do not hold, the domain can be mounted at any moment.
 ///
 /// # Errors
 /// Of the device.
 pub fn begin_mending(store: &Store, sb: &SuperBlock, d: &mut Domain) -> Result<()> {
-    let Some(h) = d.header.as_mut().filter(|_| d.groups.values().any(writes_segments)) else { return Ok(()) };
+    let Some(h) =
+        d.header.as_mut().filter(|_| d.groups.values().any(|g| writes_segments(g) || !g.owners_lost.is_empty()))
+    else {
+        return Ok(());
+    };
     h.flags = (h.flags.get() & !TABLES_SOUND | if d.tables_doubted { FAILED } else { FAILED | TABLES_SOUND }).into();
     let flags = h.flags.get();
     let mut pairs = Pairs::new(store);
@@ -297,9 +302,8 @@ pub fn write_tables(store: &Store, domain: u16, group: &Group, checkpoint: u64) 
     }
     let mut pairs = Pairs::new(store);
     write_group_header(&mut pairs, domain, group)?;
-    let no_owners = vec![Owner::default(); OWNERS_PER_BLOCK as usize];
-    for half in &group.owners_lost {
-        write_owners(&mut pairs, domain, group, *half, &no_owners)?;
+    for (half, owners) in &group.owners_lost {
+        write_owners(&mut pairs, domain, group, *half, owners)?;
     }
     write_changed_entries(&mut pairs, domain, group)?;
     if let Some(s) = group.segments.as_ref().filter(|_| writes_segments(group)) {

@@ -1,8 +1,8 @@
 //! Makes a volume that was not unmounted ready for the replay of its journals, and replays them.
 //!
 //! A replay trusts the tables that it starts from. So what is damaged in them is mended first: a node table that lost a
-//! copy is brought up to date from the node blocks; a group whose segment table or owner table lost one gives out no
-//! block until the check has counted its blocks. Where the sum in the domain's header says that the segment tables are
+//! copy is brought up to date from the node blocks; the blocks of a group whose segment table lost one are counted, and where that
+//! cannot be, it gives out none until the check has counted them; of one whose owner table lost one nothing is freed by a count. Where the sum in the domain's header says that the segment tables are
 //! those of its last checkpoint, and these that a table was written as often as it was, the copy that does not hold is the
 //! one that did not count: the crash tore it. A journal with a gap is cut there, and the inodes whose changes are lost are
 //! named.
@@ -15,13 +15,14 @@ use crate::repair::watched::WatchedDevice;
 use crate::report::{Finding, Log};
 use crate::rules::group::{has_owners, owners};
 use crate::rules::space::in_journal;
-use crate::scan::{tables, volume};
+use crate::scan::space::{Used, expected, segment_entry};
+use crate::scan::{nodes, tables, volume};
 use braidfs_device::{BLOCK_BYTES, Device};
 use braidfs_format::domain::{CLEAN, DomainHeader, FAILED, PEER_FAILED};
 use braidfs_format::geometry::SEGMENT_BLOCKS;
-use braidfs_format::group::{SegmentEntry, SegmentKind, Temperature};
+use braidfs_format::group::{OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, Temperature};
 use braidfs_format::journal::{Chunk, ChunkKind, RecordRef, TableRecord};
-use braidfs_format::node::NodeEntry;
+use braidfs_format::node::{FOUND, NodeEntry};
 use braidfs_format::{BlockAddr, DomainId, NodeId};
 use braidfs_store::Store;
 use braidfs_store::interface::{Replay, ReplayError};
@@ -202,8 +203,12 @@ fn tables_first(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<()> {
             tell(p.log.findings.iter().filter(of_it).chain(&log.findings).filter(|f| codes::goes_with_journal(f.code)));
         }
         let journal = domain.journal();
+        let counted = match domain.groups.values().any(is_unknown) {
+            true => count_blocks(devices, domain.number)?,
+            false => Counted::default(),
+        };
         for group in domain.groups.values_mut() {
-            if doubt_space(&store, &mut log, journal, group) {
+            if doubt_space(&store, &mut log, journal, group, &counted) {
                 p.doubted.insert(group.number);
             }
         }
@@ -261,11 +266,51 @@ fn torn_copies(p: &mut Prepared, sound: &BTreeSet<u16>) {
     );
 }
 
-/// Where a segment table or owner table of `group` is lost or may be old, all its blocks are taken for valid;
-/// whether it is so.
-fn doubt_space(store: &Store, log: &mut Log, journal: Option<(u64, u64)>, group: &mut Group) -> bool {
+/// Segment tables of groups, made again from what refers to their blocks.
+type Counted = BTreeMap<u32, Vec<SegmentEntry>>;
+
+/// Whether nobody knows which blocks of a group are in use, but by what refers to them.
+fn is_unknown(group: &Group) -> bool {
+    group.segments.is_none() || group.segments_doubtful
+}
+
+/// Counts the blocks of a domain of which segment tables are lost or may be old, for a replay, which needs some to write what was synced:
+/// where all its node tables and inodes hold. What the journal tells of, a replay takes before it takes any other block.
+fn count_blocks(devices: &[Arc<dyn Device>], number: u16) -> Result<Counted> {
+    let mut m = volume::read(devices)?;
+    let Some(at) = m.domains.iter().position(|d| d.number == number) else { return Ok(Counted::default()) };
+    let mut domain = m.domains.swap_remove(at);
+    tables::read_groups(&m.store, &mut Log::default(), &mut domain, &m.bat);
+    let holds = |g: &Group| g.lost.is_empty() && g.doubtful.is_empty();
+    let is_found = |g: &Group| g.entries.used().any(|(_, e)| e.flags & FOUND != 0);
+    if domain.header.is_none() || domain.groups.values().any(|g| !holds(g) || is_found(g)) {
+        return Ok(Counted::default());
+    }
+    let mut log = Log::of(number);
+    let (inodes, _) = nodes::read(&m.store, &mut log, &mut domain, m.inodes.like());
+    if !log.findings.is_empty() {
+        return Ok(Counted::default());
+    }
+    let used = Used::of(&domain, &inodes);
+    let count = |group: &Group| {
+        let e = expected(&m.store, &domain, group, &used.group(&m.store, group.number));
+        (group.number, (0..m.store.geometry().segments).map(|i| segment_entry(&e, i, group, None)).collect())
+    };
+    Ok(domain.groups.values().filter(|g| is_unknown(g)).map(count).collect())
+}
+
+/// Where a segment table of `group` is lost or may be old, its blocks are taken for valid that were `counted`, or all. Whether that is so,
+/// or an owner table is lost or may be old: what that counted is not known then.
+fn doubt_space(
+    store: &Store,
+    log: &mut Log,
+    journal: Option<(u64, u64)>,
+    group: &mut Group,
+    counted: &Counted,
+) -> bool {
     let g = store.geometry();
-    let mut doubt = group.segments.is_none() || group.segments_doubtful;
+    let unknown = is_unknown(group);
+    let mut doubt = unknown;
     for half in 0..2 * g.segments {
         let addr = g.owners_addr(group.number, half / 2, half % 2);
         let pair = log.read(store, addr, 2);
@@ -273,14 +318,22 @@ fn doubt_space(store: &Store, log: &mut Log, journal: Option<(u64, u64)>, group:
         let table = owners(store, log, &mut mend, group, half, &pair);
         group.mend = mend;
         group.counts_wrong |= table.old;
-        doubt |= (table.old || table.damaged && !group.segments_proven) && has_owners(group, half);
-        if table.owners.is_none() {
-            group.owners_lost.push(half);
-            doubt = true;
+        let may_be_old = (table.old || table.damaged && !group.segments_proven) && has_owners(group, half);
+        doubt |= may_be_old || table.owners.is_none();
+        if may_be_old || table.owners.is_none() {
+            // a count that is too low would have the replay free a block in use
+            let mut owners = table.owners.unwrap_or_else(|| vec![Owner::default(); OWNERS_PER_BLOCK as usize]);
+            owners.iter_mut().for_each(|o| o.live = 0);
+            group.owners_lost.push((half, owners));
         }
     }
-    if !doubt {
-        return false;
+    if !unknown {
+        return doubt;
+    }
+    group.segments_dirty = true;
+    if let Some(segments) = counted.get(&group.number) {
+        group.segments = Some(segments.clone());
+        return true;
     }
     let mut segments = group.segments.take().unwrap_or_default();
     segments.resize(g.segments as usize, SegmentEntry { temperature: Temperature::Warm, ..SegmentEntry::default() });
@@ -296,7 +349,6 @@ fn doubt_space(store: &Store, log: &mut Log, journal: Option<(u64, u64)>, group:
         }
     }
     group.segments = Some(segments);
-    group.segments_dirty = true;
     true
 }
 
