@@ -167,8 +167,8 @@ pub const SEGMENT_KIND: u32 = 704;
 /// The owner table names another owner of a block.
 pub const OWNER: u32 = 705;
 
-/// Whether a finding is about a journal that is given up, whole or in part, or about the header that is lost with it: where the repair is
-/// cut off, no later check may find it again.
+/// Whether a finding is about a journal that is given up, whole or in part, or about the header that is lost with it:
+/// where the repair is cut off, no later check may find it again.
 pub const fn goes_with_journal(code: u32) -> bool {
     matches!(code, DOMAIN_LOST | JOURNAL_PLACE | REPLAY_FAILED | CHANGES_LOST | DOMAIN_OLD)
 }

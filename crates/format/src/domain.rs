@@ -15,8 +15,9 @@ pub const TABLES_SOUND: u32 = 8;
 /// `flags`: after a crash, the background GC has not finished: entries may be stale.
 pub const NEEDS_GC: u32 = 4;
 
-/// `flags`: a checkpoint gave up what the journal told of another domain, which had failed and takes back what it had not committed; or
-/// recovery left something to be judged beside such a one. The next mount compares all links across domains.
+/// `flags`: a checkpoint gave up what the journal told of another domain, which had failed and takes back what it had
+/// not committed; or recovery left something to be judged beside such a one. The next mount compares all links across
+/// domains.
 pub const PEER_FAILED: u32 = 16;
 
 /// `tenant_flags`: the domain was made for tenants: what is of none is not placed there.

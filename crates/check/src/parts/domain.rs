@@ -94,8 +94,8 @@ pub struct Group {
     pub segments_proven: bool,
     /// The segment table is to be written as it is here.
     pub segments_dirty: bool,
-    /// Halves of owner tables that are lost, or may be old, and what they say until all is counted: of no node block how many records
-    /// are live in it.
+    /// Halves of owner tables that are lost, or may be old, and what they say until all is counted: of no node block
+    /// how many records are live in it.
     pub owners_lost: Vec<(u32, Vec<Owner>)>,
     /// Copies that do not hold, beside one that does.
     pub mend: Vec<Mend>,
@@ -169,8 +169,8 @@ pub struct Domain {
     pub recovered: HashSet<NodeId>,
     /// Those of them that are in use for certain, and whose newest record is lost: an older one stands in for it.
     pub outdated: HashSet<NodeId>,
-    /// Its nodes that were to take a name of another inode, and did not come to be: a repair that is cut off must not let them look as if
-    /// they had. So none of these numbers is given out, and their records keep their versions.
+    /// Its nodes that were to take a name of another inode, and did not come to be: a repair that is cut off must not
+    /// let them look as if they had. So none of these numbers is given out, and their records keep their versions.
     pub undecided: HashSet<NodeId>,
     /// Groups all of whose blocks were taken for valid, so that the replay of the journal gave none of them out.
     pub doubted: HashSet<u32>,

@@ -1,9 +1,9 @@
 //! Writes inodes of a model to their domain: records, overflow nodes, directory buckets, each to a free block.
 //!
-//! Nothing that the device refers to is overwritten, as long as there are other blocks: so a repair that is interrupted before it
-//! writes the tables has changed nothing. Where there are none, blocks are taken that the tables still have and nothing in the
-//! model does. What goes there is held until all that is to be written has found its place, and the headers say that a repair goes on:
-//! so one that finds too little room has changed nothing either.
+//! Nothing that the device refers to is overwritten, as long as there are other blocks: so a repair that is interrupted
+//! before it writes the tables has changed nothing. Where there are none, blocks are taken that the tables still have
+//! and nothing in the model does. What goes there is held until all that is to be written has found its place, and the
+//! headers say that a repair goes on: so one that finds too little room has changed nothing either.
 
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -59,8 +59,8 @@ struct Writer<'a> {
     seq: u64,
 }
 
-/// Writes all inodes of `m` that differ from the device, and sets their node table entries in the model; but for what goes to blocks
-/// that the device may refer to: that is to be written once the headers say that a repair goes on.
+/// Writes all inodes of `m` that differ from the device, and sets their node table entries in the model; but for what
+/// goes to blocks that the device may refer to: that is to be written once the headers say that a repair goes on.
 ///
 /// # Errors
 /// Of the device, or [`Error::NoSpace`].

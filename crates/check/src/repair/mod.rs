@@ -1,9 +1,10 @@
 //! Makes the device equal to a model.
 //!
-//! Order: new records and buckets to free blocks; flush; those for which there were only blocks that are in use as yet; the tables of
-//! the groups; flush; the volume's tables and the domain headers. While the tables of a domain are written it is marked as failed, so that an interrupted repair is
-//! neither mounted for writing nor skipped by the next check; and the mark says whether any of them was in doubt, so that the next
-//! check does not take the segment tables, whose sum comes last, for writes that the device lost.
+//! Order: new records and buckets to free blocks; flush; those for which there were only blocks that are in use as yet;
+//! the tables of the groups; flush; the volume's tables and the domain headers. While the tables of a domain are
+//! written it is marked as failed, so that an interrupted repair is neither mounted for writing nor skipped by the next
+//! check; and the mark says whether any of them was in doubt, so that the next check does not take the segment tables,
+//! whose sum comes last, for writes that the device lost.
 //!
 //! An inode's entry and those of its overflow nodes may lie in different blocks of node tables. So new overflow nodes come
 //! into the tables first, the inodes that name them next, and those that the inodes named before are freed last, with flushes
@@ -230,9 +231,9 @@ fn set_sum(store: &Store, d: &mut Domain) -> bool {
     old.get() != sum
 }
 
-/// Marks a domain of which a segment table is about to be written for a replay, as a repair that has not ended: the sum in the header
-/// comes last; or an owner table, of which what is written is not known to be right. Where only other tables are mended, or copies that
-/// do not hold, the domain can be mounted at any moment.
+/// Marks a domain of which a segment table is about to be written for a replay, as a repair that has not ended: the sum
+/// in the header comes last; or an owner table, of which what is written is not known to be right. Where only other
+/// tables are mended, or copies that do not hold, the domain can be mounted at any moment.
 ///
 /// # Errors
 /// Of the device.

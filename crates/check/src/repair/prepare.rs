@@ -1,11 +1,11 @@
 //! Makes a volume that was not unmounted ready for the replay of its journals, and replays them.
 //!
 //! A replay trusts the tables that it starts from. So what is damaged in them is mended first: a node table that lost a
-//! copy is brought up to date from the node blocks; the blocks of a group whose segment table lost one are counted, and where that
-//! cannot be, it gives out none until the check has counted them; of one whose owner table lost one nothing is freed by a count. Where the sum in the domain's header says that the segment tables are
-//! those of its last checkpoint, and these that a table was written as often as it was, the copy that does not hold is the
-//! one that did not count: the crash tore it. A journal with a gap is cut there, and the inodes whose changes are lost are
-//! named.
+//! copy is brought up to date from the node blocks; the blocks of a group whose segment table lost one are counted, and
+//! where that cannot be, it gives out none until the check has counted them; of one whose owner table lost one nothing
+//! is freed by a count. Where the sum in the domain's header says that the segment tables are those of its last
+//! checkpoint, and these that a table was written as often as it was, the copy that does not hold is the one that did
+//! not count: the crash tore it. A journal with a gap is cut there, and the inodes whose changes are lost are named.
 
 use crate::codes;
 use crate::error::Result;
@@ -274,8 +274,9 @@ fn is_unknown(group: &Group) -> bool {
     group.segments.is_none() || group.segments_doubtful
 }
 
-/// Counts the blocks of a domain of which segment tables are lost or may be old, for a replay, which needs some to write what was synced:
-/// where all its node tables and inodes hold. What the journal tells of, a replay takes before it takes any other block.
+/// Counts the blocks of a domain of which segment tables are lost or may be old, for a replay, which needs some to
+/// write what was synced: where all its node tables and inodes hold. What the journal tells of, a replay takes before
+/// it takes any other block.
 fn count_blocks(devices: &[Arc<dyn Device>], number: u16) -> Result<Counted> {
     let mut m = volume::read(devices)?;
     let Some(at) = m.domains.iter().position(|d| d.number == number) else { return Ok(Counted::default()) };
@@ -299,8 +300,8 @@ fn count_blocks(devices: &[Arc<dyn Device>], number: u16) -> Result<Counted> {
     Ok(domain.groups.values().filter(|g| is_unknown(g)).map(count).collect())
 }
 
-/// Where a segment table of `group` is lost or may be old, its blocks are taken for valid that were `counted`, or all. Whether that is so,
-/// or an owner table is lost or may be old: what that counted is not known then.
+/// Where a segment table of `group` is lost or may be old, its blocks are taken for valid that were `counted`, or all.
+/// Whether that is so, or an owner table is lost or may be old: what that counted is not known then.
 fn doubt_space(
     store: &Store,
     log: &mut Log,

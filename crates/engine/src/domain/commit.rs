@@ -270,8 +270,8 @@ impl Domain {
         for (addr, n) in less {
             let counted = self.space.live(addr)?;
             if counted == 0 {
-                // Where a check that replays had to make the tables of owners again, the count is lost: there may be other records in
-                // the block, so it stays in use until all is counted.
+                // Where a check that replays had to make the tables of owners again, the count is lost: there may be
+                // other records in the block, so it stays in use until all is counted.
                 continue;
             }
             let live = counted.saturating_sub(n);

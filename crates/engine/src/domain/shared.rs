@@ -90,8 +90,8 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Whether recovery passes over what it meets this error at: it could not be read, and a check sees to it when the journals are
-    /// replayed. All that they tell besides would be given up.
+    /// Whether recovery passes over what it meets this error at: it could not be read, and a check sees to it when the
+    /// journals are replayed. All that they tell besides would be given up.
     pub fn passes_over(&self, error: &Error) -> bool {
         self.replays && matches!(error, Error::Corrupt(_) | Error::Io(_))
     }

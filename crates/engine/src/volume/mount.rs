@@ -321,8 +321,8 @@ impl MountedVolume {
     fn end_what_is_doubtful(&self, unread: &Unread) {
         let count = unread.count;
         let why = format!(
-            "{count} inodes or blocks of node tables could not be read, or not judged, to compare links between domains; run \
-             fsck.braidfs"
+            "{count} inodes or blocks of node tables could not be read, or not judged, to compare links between domains; \
+             run fsck.braidfs"
         );
         for d in self.domains.iter().filter(|d| d.has_passed_failure() || unread.domains.contains(&d.id)) {
             d.fail(&Error::Busy(why.clone()));

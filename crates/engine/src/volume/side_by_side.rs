@@ -31,8 +31,8 @@ impl MountedVolume {
         all.outcome
     }
 
-    /// The headers of these domains, of those that work, say that all links are to be compared: recovery left something to be judged
-    /// there, of which no journal tells after its checkpoint.
+    /// The headers of these domains, of those that work, say that all links are to be compared: recovery left something
+    /// to be judged there, of which no journal tells after its checkpoint.
     ///
     /// # Errors
     /// Of a device.

@@ -1,4 +1,5 @@
-//! Volumes that stopped, of which tables of blocks are lost: what these counted is not known while journals are replayed.
+//! Volumes that stopped, of which tables of blocks are lost: what these counted is not known while journals are
+//! replayed.
 
 use super::lost_header::{content, mounted, write};
 use super::*;

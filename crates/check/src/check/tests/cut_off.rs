@@ -384,8 +384,8 @@ fn a_repair_leaves_the_headers_of_other_domains_alone() {
     }
 }
 
-/// A volume in which a directory of thousands of names must be laid out anew; all blocks are in use but a few, and of these some by a file
-/// that goes. And where that lies.
+/// A volume in which a directory of thousands of names must be laid out anew; all blocks are in use but a few, and of
+/// these some by a file that goes. And where that lies.
 fn nearly_full(free_blocks: usize, of_what_goes: usize) -> (Arc<SparseDevice>, BTreeSet<u64>) {
     let dev = formatted(16, 1, None);
     let mut m = model(&dev);

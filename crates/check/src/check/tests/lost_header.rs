@@ -154,8 +154,8 @@ impl tracing::Subscriber for Told {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-/// Where the repair ends before it has written the header again, the log has what the journal held; and so has a check that only looks,
-/// in what it found.
+/// Where the repair ends before it has written the header again, the log has what the journal held; and so has a check
+/// that only looks, in what it found.
 #[test]
 fn what_the_journal_of_a_lost_header_held_is_told_before_it_goes() {
     for domains in [1, 2] {

@@ -117,7 +117,8 @@ fn half_an_exchange_is_completed() {
     }
 }
 
-/// Who took a name, and never came to be, must not look as if it had, since a repair wrote it, or gave its number out, and was cut off.
+/// Who took a name, and never came to be, must not look as if it had, since a repair wrote it, or gave its number out,
+/// and was cut off.
 #[test]
 fn a_name_that_nobody_took_comes_back_behind_a_repair_that_is_cut_off() {
     for is_new in [false, true] {

@@ -1,4 +1,5 @@
-//! Volumes that stopped, in which something cannot be read that a replay compares names with: the journals are replayed all the same.
+//! Volumes that stopped, in which something cannot be read that a replay compares names with: the journals are replayed
+//! all the same.
 
 use super::lost_header::{content, dir_in, mounted, write};
 use super::*;
@@ -7,8 +8,8 @@ use braidfs_device::{Effect, FaultDevice, Op, Rule};
 
 const EIO: i32 = 5;
 
-/// A volume that stopped with a file moved, in a transaction, to a directory of another domain, and one synced since; what it is then,
-/// and where the directory's inode lies on the device.
+/// A volume that stopped with a file moved, in a transaction, to a directory of another domain, and one synced since;
+/// what it is then, and where the directory's inode lies on the device.
 fn moved_and_synced() -> (Arc<SparseDevice>, [InodeNo; 2], u64) {
     let dev = fresh(64, 2);
     let v = mounted(&dev);

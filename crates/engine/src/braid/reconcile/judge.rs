@@ -101,9 +101,9 @@ impl Pass<'_> {
         })
     }
 
-    /// [`Self::judge`], or leaves the inode as it is where a domain has failed: of a newcomer's nobody knows what it had synced, and in the
-    /// inode's own, or that of its partner, nothing can follow. A check that has the journals replayed knows all of a domain that does
-    /// not work then, but nothing follows there either.
+    /// [`Self::judge`], or leaves the inode as it is where a domain has failed: of a newcomer's nobody knows what it
+    /// had synced, and in the inode's own, or that of its partner, nothing can follow. A check that has the journals
+    /// replayed knows all of a domain that does not work then, but nothing follows there either.
     fn judge_known(&mut self, cell: Arc<Cell>) -> Result<Option<Verdict>> {
         let mounted = self.mounted;
         let works = |ino: InodeNo| mounted.domain_of(ino).map_or(Ok(()), |d| d.check_failed());
@@ -124,8 +124,8 @@ impl Pass<'_> {
         }
     }
 
-    /// [`Self::leave_unjudged`] of an inode of which is known who took its names: what they become in this mount would look as if they had
-    /// taken them.
+    /// [`Self::leave_unjudged`] of an inode of which is known who took its names: what they become in this mount would
+    /// look as if they had taken them.
     fn leave_undecided(&mut self, cell: &Cell, error: &Error) {
         self.leave_unjudged(cell.ino, error);
         let domains = newcomers(cell).into_iter().filter_map(|n| self.mounted.domain_of(n)).map(|d| d.id);
