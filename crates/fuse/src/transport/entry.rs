@@ -59,6 +59,8 @@ pub(super) struct Entry {
     pub commit_id: u64,
     /// The same, by the ring: one that was served before has another one. 0: none yet.
     pub request: u64,
+    /// The kernel got it after it had refused others of its queue, and has not said yet that it has it.
+    pub on_trial: bool,
     unique: u64,
     /// Bytes of the payload that may be in memory, and that the last request used.
     used: usize,
@@ -88,6 +90,7 @@ impl Entry {
             state: State::Kernel,
             commit_id: 0,
             request: 0,
+            on_trial: false,
             unique: 0,
             used: 0,
             last: 0,

@@ -78,7 +78,7 @@ struct Queue {
     deferred: usize,
     /// Entries that it has at most: [`DEPTH_MAX`], or those that there was memory for, until that is tried [`AGAIN`].
     most: usize,
-    /// When there was no memory for more, last.
+    /// There is no memory for more: when it was tried last. Until one of those that were given to the kernel since brings a request.
     refused: Option<Instant>,
     behind: Behind,
 }
@@ -285,6 +285,9 @@ impl Ring {
         serve: &mut impl FnMut(&Request<'_>, &mut Answer, &Ticket) -> Reply,
         lend: Option<&dyn Fn(Loan)>,
     ) -> io::Result<()> {
+        if std::mem::take(&mut self.entries[i].on_trial) {
+            self.has_taken(i);
+        }
         let entry = &mut self.entries[i];
         entry.state = State::Busy;
         self.ticket.request += 1;
@@ -393,7 +396,7 @@ impl Ring {
     }
 
     /// Gives the kernel more entries of a queue, as many as there is memory for: where there is none, it goes on with those that
-    /// it has. Of those that it gives to the kernel that may refuse some, later ([`Self::bury`]).
+    /// it has. Of those that it gives to the kernel that may refuse some, later ([`Self::bury`]): after it did these are on trial.
     fn grow(&mut self, q: usize) -> io::Result<()> {
         let qid = self.queues[q].qid;
         // refused before a request came in them: the kernel knows nothing of them
@@ -412,11 +415,20 @@ impl Ring {
             }
         }
         let queue = &mut self.queues[q];
+        if queue.refused.is_some() {
+            (queue.most, queue.refused) = (queue.depth, Some(Instant::now()));
+        }
+        Ok(())
+    }
+
+    /// The kernel has an entry that was on trial: it brings a request.
+    fn has_taken(&mut self, i: usize) {
+        let Some(q) = self.queue_of(i) else { return };
+        let queue = &mut self.queues[q];
         if queue.refused.take().is_some() {
             tracing::info!(queue = queue.qid, entries = queue.depth, "memory for more requests at once again");
             queue.most = DEPTH_MAX;
         }
-        Ok(())
     }
 
     /// There is no memory for more entries of a queue.
@@ -425,6 +437,8 @@ impl Ring {
         if queue.refused.is_none() {
             tracing::warn!(error = %why, queue = queue.qid, entries = queue.depth,
                            "no memory for more requests at once: those that wait for the volume may hold up others");
+            // those of before tell nothing of this time
+            self.entries.iter_mut().filter(|e| e.qid == queue.qid).for_each(|e| e.on_trial = false);
         }
         (queue.most, queue.refused) = (queue.depth, Some(Instant::now()));
     }
@@ -451,6 +465,7 @@ impl Ring {
     fn enlist(&mut self, q: usize, i: usize) -> io::Result<()> {
         self.queues[q].depth += 1;
         self.alive += 1;
+        self.entries[i].on_trial = self.queues[q].refused.is_some();
         self.give(i, abi::URING_REGISTER)
     }
 
@@ -477,7 +492,12 @@ impl Ring {
             self.over = true;
             return;
         }
-        tracing::error!(error = %why, queue = self.entries[i].qid, "the kernel refused an entry of a ring");
+        let entry = &mut self.entries[i];
+        entry.on_trial = false;
+        // of further ones it is told once
+        if entry.request != 0 {
+            tracing::error!(error = %why, queue = entry.qid, "the kernel refused an entry of a ring");
+        }
         if let Some(q) = self.queue_of(i) {
             self.queues[q].depth -= 1;
             self.refuse(q, &why);
@@ -668,10 +688,12 @@ mod tests {
             ring.queues[0].refused = Instant::now().checked_sub(AGAIN);
             ring.defer(DEPTH - 1).unwrap();
             let Queue { depth, most, .. } = ring.queues[0];
-            Some((refused, soon, depth, most))
+            let tried = (depth, most);
+            ring.serve_one(DEPTH, &mut Answer::new(64), &mut |_, _, _| Reply::Empty, None).unwrap();
+            Some((refused, soon, tried, ring.queues[0].most))
         });
         let Some(grown) = grown.join().unwrap() else { return };
-        assert_eq!(grown, (DEPTH, DEPTH, DEPTH + GROWTH, DEPTH_MAX));
+        assert_eq!(grown, (DEPTH, DEPTH, (DEPTH + GROWTH, DEPTH + GROWTH), DEPTH_MAX));
     }
 
     /// A handler has passed the duty to answer on, and has failed itself: that is the answer. What comes later is not that
@@ -744,13 +766,20 @@ mod tests {
             ring.queues[0].refused = Instant::now().checked_sub(AGAIN);
             ring.defer(DEPTH - RESERVE + 1).unwrap();
             let again = (ring.queues[0].depth, ring.queues[0].most, ring.entries.len());
-            Some((added, refused, soon, again))
+            // as long as none of them has brought a request the kernel may refuse them once more
+            let mut bring = |i| {
+                ring.serve_one(i, &mut Answer::new(64), &mut |_, _, _| Reply::Empty, None).unwrap();
+                ring.queues[0].refused.is_some()
+            };
+            let lacks = (bring(DEPTH - 1), bring(DEPTH + 1));
+            Some((added, refused, soon, again, lacks, ring.queues[0].most))
         });
-        let Some((added, refused, soon, again)) = grown.join().unwrap() else { return };
+        let Some((added, refused, soon, again, lacks, most)) = grown.join().unwrap() else { return };
         assert_eq!(added, (DEPTH + GROWTH, RESERVE + GROWTH));
         assert_eq!(refused, (DEPTH, DEPTH, RESERVE, true));
         assert_eq!(soon, DEPTH);
-        assert_eq!(again, (DEPTH + GROWTH, DEPTH_MAX, DEPTH + GROWTH), "the same ones");
+        assert_eq!(again, (DEPTH + GROWTH, DEPTH + GROWTH, DEPTH + GROWTH), "the same ones");
+        assert_eq!((lacks, most), ((true, false), DEPTH_MAX));
     }
 
     #[test]
