@@ -27,12 +27,13 @@ use crate::node::WireId;
 use crate::opened::Opened;
 use braidfs::format::inode::{APPEND, IMMUTABLE};
 use braidfs::{InodeNo, Timestamp};
-use braidfs_sync::{Mutex, rank};
+use braidfs_sync::{Condvar, Mutex, rank};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// After a RELEASE the kernel still has to let go of the name: when inodes are dropped, and once more.
 const DROP_AFTER: [Duration; 2] = [Duration::from_micros(200), Duration::from_millis(2)];
@@ -40,6 +41,10 @@ const DROP_AFTER: [Duration; 2] = [Duration::from_micros(200), Duration::from_mi
 /// first and at last.
 const TRIES: u32 = 12;
 const APART: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(64)];
+/// The first of these is so many tries from a RELEASE.
+const WITHOUT_RELEASE: u32 = DROP_AFTER.len() as u32;
+/// One that is tried again may be tried so much earlier, with others.
+const TOGETHER: Duration = Duration::from_millis(1);
 
 /// More are not remembered (a `chattr -R` of a large tree): then those that are not immutable are forgotten.
 const KEPT: usize = 1 << 16;
@@ -63,10 +68,53 @@ pub(crate) struct Flagged {
     immutable: AtomicUsize,
     /// Whether a mount that cannot guard such a file met one.
     met: AtomicBool,
-    /// To be dropped from the kernel's memory; where there are some, a helper thread has a job for it.
-    drop: Mutex<Vec<WireId>, rank::FlaggedDrop>,
-    /// The same, one after the other, without a close that tells when: how often each is still tried.
-    tries: Mutex<Vec<(WireId, u32)>, rank::FlaggedTries>,
+    /// To be dropped from the kernel's memory.
+    drop: Mutex<ToDrop, rank::FlaggedDrop>,
+    /// One is due before the others.
+    sooner: Condvar,
+}
+
+/// Inodes that the kernel is to drop.
+#[derive(Debug, Default)]
+struct ToDrop {
+    /// The next one first: when it is due, which it is, and how often it was tried.
+    by_time: BinaryHeap<Reverse<(Instant, u64, u32)>>,
+    /// A helper thread has a job for them: one that waits until the first is due.
+    has_job: bool,
+}
+
+impl ToDrop {
+    /// An inode that was tried so often is tried once more, unless that was enough.
+    fn add(&mut self, id: WireId, tried: u32) {
+        let pause = match (DROP_AFTER.get(tried as usize), tried.saturating_sub(WITHOUT_RELEASE)) {
+            (Some(pause), _) => *pause,
+            (None, n) if n < TRIES => (APART[0] * (1 << n)).min(APART[1]),
+            (None, _) => return,
+        };
+        // first ones are few: a close each
+        if tried == 0 || self.by_time.len() < KEPT {
+            self.by_time.push(Reverse((Instant::now() + pause, id.0, tried)));
+        }
+    }
+
+    /// When the next one is due.
+    fn next(&self) -> Option<Instant> {
+        self.by_time.peek().map(|Reverse((due, ..))| *due)
+    }
+
+    /// Takes those that are due, or all.
+    fn take(&mut self, all: bool) -> Vec<(WireId, u32)> {
+        let (now, mut taken) = (Instant::now(), Vec::new());
+        while let Some(&Reverse((due, id, tried))) = self.by_time.peek() {
+            let early = if tried == 0 { Duration::ZERO } else { TOGETHER };
+            if !all && due > now + early {
+                break;
+            }
+            self.by_time.pop();
+            taken.push((WireId(id), tried));
+        }
+        taken
+    }
 }
 
 /// What one process tells the next of such files.
@@ -204,48 +252,57 @@ impl BraidFs {
     /// As [`Self::show_change`], where the kernel does not tell when the descriptor is closed: right after the change.
     pub(crate) fn show_change_soon(&self, id: WireId) {
         if !self.negotiated.opens() && self.negotiated.minor >= abi::MINOR_PRUNE {
-            self.keep_trying(&[id]);
+            self.drop_soon(id, WITHOUT_RELEASE);
         }
     }
 
-    /// Has the kernel drop inodes by and by. Not before an upgrade, which waits for all jobs: then it is known of them that they
-    /// are unseen, and the next close of each tries again (without OPEN the next change of its flags).
-    fn keep_trying(&self, ids: &[WireId]) {
-        if self.upgrades.stop.is_asked() {
-            return;
-        }
-        let mut tries = self.flagged.tries.lock();
-        let first = tries.is_empty();
-        let room = KEPT - tries.len().min(KEPT);
-        tries.extend(ids.iter().take(room).map(|id| (*id, TRIES)));
-        if first && !tries.is_empty() {
-            self.try_to_drop(APART[0]);
+    /// Has the kernel drop an inode when that is due, as one that was tried so often.
+    fn drop_soon(&self, id: WireId, tried: u32) {
+        let mut list = self.flagged.drop.lock();
+        let before = list.next();
+        list.add(id, tried);
+        if !std::mem::replace(&mut list.has_job, true) {
+            self.send_drop_job();
+        } else if list.next() != before {
+            drop(list);
+            self.flagged.sooner.notify_one();
         }
     }
 
-    /// Has the kernel drop those inodes that nobody uses, and tries again with the others: all together, there is other
-    /// work.
-    fn try_to_drop(&self, pause: Duration) {
-        let work = move |fs: &BraidFs| {
-            std::thread::sleep(pause);
-            let mut tried = std::mem::take(&mut *fs.flagged.tries.lock());
-            // what was tried before may be done by now
-            tried.retain(|(id, left)| *left == TRIES || fs.is_to_be_dropped(id.ino()));
-            fs.prune_everywhere(&tried.iter().map(|(id, _)| *id).collect::<Vec<_>>());
-            let again = tried.into_iter().map(|(id, left)| (id, left - 1)).filter(|(_, left)| *left > 0);
-            if fs.upgrades.stop.is_asked() {
-                return;
-            }
-            let mut tries = fs.flagged.tries.lock();
-            let new = !tries.is_empty();
-            tries.extend(again);
-            // with new ones there is a job by now
-            if !new && !tries.is_empty() {
-                fs.try_to_drop((pause * 2).min(APART[1]));
-            }
-        };
+    fn send_drop_job(&self) {
         // Not sent only where the mount is ending.
-        self.jobs.send(Kind::Drops, Whose::Mount, work);
+        self.jobs.send(Kind::Drops, Whose::Mount, |fs| fs.drop_due());
+    }
+
+    /// Waits until inodes are due, has the kernel drop those that nobody uses, and leaves the others for the next time; then there may
+    /// be other work. An upgrade waits for all jobs: before one each is tried once more, and it is known of them that they are
+    /// unseen, so that the next close of each tries again (without OPEN the next change of its flags).
+    fn drop_due(&self) {
+        let is_last = || self.upgrades.stop.is_asked();
+        let mut list = self.flagged.drop.lock();
+        let mut due = loop {
+            let due = list.take(is_last());
+            let Some(next) = list.next().filter(|_| due.is_empty()) else { break due };
+            self.flagged.sooner.wait_for(&mut list, next.saturating_duration_since(Instant::now()));
+        };
+        drop(list);
+        for (id, tried) in &due {
+            if *tried == 0 {
+                // until the kernel forgets it: whoever opens it meanwhile tries again at the close
+                self.set_unseen(id.ino(), true);
+            }
+        }
+        // what was tried before may be done by now
+        due.retain(|(id, tried)| matches!(*tried, 0 | WITHOUT_RELEASE) || self.is_to_be_dropped(id.ino()));
+        self.prune_everywhere(&due.iter().map(|(id, _)| *id).collect::<Vec<_>>());
+        let mut list = self.flagged.drop.lock();
+        if !is_last() {
+            due.into_iter().for_each(|(id, tried)| list.add(id, tried + 1));
+        }
+        list.has_job = list.next().is_some();
+        if list.has_job {
+            self.send_drop_job();
+        }
     }
 
     /// Has the kernel drop inodes over all connections. Jobs that sleep keep the channel of none of them: who ends a connection,
@@ -264,22 +321,7 @@ impl BraidFs {
         }
         // of several closes the first one sees to it
         self.set_unseen(id.ino(), false);
-        let mut list = self.flagged.drop.lock();
-        list.push(id);
-        if list.len() == 1 {
-            // Not sent only where the mount is ending.
-            self.jobs.send(Kind::Drops, Whose::Mount, |fs| {
-                std::thread::sleep(DROP_AFTER[0]);
-                let mut ids = std::mem::take(&mut *fs.flagged.drop.lock());
-                // until the kernel forgets it: whoever opens it meanwhile tries again at the close
-                ids.iter().for_each(|id| fs.set_unseen(id.ino(), true));
-                fs.prune_everywhere(&ids);
-                std::thread::sleep(DROP_AFTER[1]);
-                ids.retain(|id| fs.is_to_be_dropped(id.ino()));
-                fs.prune_everywhere(&ids);
-                fs.keep_trying(&ids);
-            });
-        }
+        self.drop_soon(id, 0);
     }
 
     /// Whether the kernel knows an older change time of a file than there is, and nobody has it open.
@@ -298,6 +340,8 @@ mod tests {
     use super::*;
     use crate::abi::op;
     use crate::ops::tests::{ROOT, Served, request};
+    use rustix::fs::{OFlags, fcntl_setfl};
+    use std::io::Read;
     use std::sync::Arc;
     use zerocopy::IntoBytes;
 
@@ -345,6 +389,46 @@ mod tests {
         close();
         s.jobs.try_recv().expect("the next close tries again")(&s.fs);
         assert!(s.jobs.try_recv().is_ok());
+    }
+
+    /// Where somebody has a file's name for long, others are dropped meanwhile.
+    #[test]
+    fn who_is_tried_again_delays_no_other() {
+        let mut s = Served::of(crate::abi::init::SETXATTR_EXT, 1 << 20, &braidfs::MkfsOptions::default());
+        let (mut kernel, told) = std::io::pipe().unwrap();
+        fcntl_setfl(&kernel, OFlags::NONBLOCK).unwrap();
+        s.channel = Arc::new(crate::channel::Channel::new(told.into()));
+        s.fs.connections.serve_main(&s.channel, &crate::MountConfig::new("test", "/nowhere"), &Arc::from(Vec::new()));
+        let [held, other] = ["held", "other"].map(|name| WireId(s.mknod(ROOT, name).nodeid));
+        // which one the kernel was told to drop first, since it was asked last
+        let mut dropped = || {
+            let mut told = Vec::new();
+            _ = kernel.read_to_end(&mut told);
+            let ids = told.get(size_of::<abi::OutHeader>() + size_of::<abi::PruneOut>()..);
+            ids.and_then(|ids| Some(u64::from_ne_bytes(*ids.first_chunk()?)))
+        };
+        let drops_before = |_| {
+            [held, other].iter().for_each(|id| s.fs.flagged.note(id.ino(), at(1), false));
+            s.fs.show_change(held);
+            // until it is long until the next time
+            for _ in 0..8 {
+                s.jobs.try_recv().expect("the kernel does not let go of it")(&s.fs);
+            }
+            assert_eq!(dropped(), Some(held.0));
+            let next = s.jobs.try_recv().expect("it is tried again");
+            std::thread::scope(|threads| {
+                threads.spawn(|| next(&s.fs));
+                std::thread::sleep(Duration::from_millis(5));
+                s.fs.show_change(other);
+            });
+            let first = dropped();
+            [held, other].iter().for_each(|id| s.fs.flagged.set_unseen(id.ino(), false));
+            s.jobs.try_iter().for_each(|job| job(&s.fs));
+            _ = dropped();
+            first == Some(other.0)
+        };
+        // on a busy machine the first may be due before the other one comes
+        assert!((0..10).any(drops_before));
     }
 
     /// A request has its slot from the beginning: whoever looked for one with a table of the front end locked would wait for

@@ -103,8 +103,6 @@ ranks! {
     FlaggedFiles = -1, "flagged" 0, One, (): "flagged files";
     /// Inodes for the kernel to drop.
     FlaggedDrop = -1, "flagged" 1, One, (): "inodes to drop";
-    /// Inodes for the kernel to drop, tried again.
-    FlaggedTries = -1, "flagged" 2, One, (): "inodes to try to drop";
     /// What writers were granted, with a look at the room that there is.
     Grants = -1, "grants" 0, One, (): "grants";
     /// A shard of the kernel's writers by inode.
