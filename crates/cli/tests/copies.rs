@@ -101,7 +101,7 @@ fn what_takes_the_name_of_a_source_is_not_copied() {
         let _stop = Stop(&stop);
         for n in 0..ROUNDS {
             // some have become others, and are told of
-            b.run(&["cp", "-r", "d", &format!("vol.img:/{n}")]);
+            b.run_within(Duration::from_secs(120), &["cp", "-r", "d", &format!("vol.img:/{n}")]);
         }
     });
     b.run(&["cp", "-r", "vol.img:/", "out"]).ok();

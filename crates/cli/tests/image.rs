@@ -2,8 +2,9 @@
 
 mod common;
 use common::Bench;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
+use std::time::{Duration, Instant};
 
 const SECRET: &[u8] = b"nobody else may see this";
 
@@ -221,14 +222,26 @@ fn what_is_not_whole_has_no_name_yet() {
     rustix::fs::mknodat(rustix::fs::CWD, b.path("pipe"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     let mut import = std::process::Command::new(env!("CARGO_BIN_EXE_braidfs"));
     let mut import = import.args(["image", "import", "pipe", "b.img"]).current_dir(b.path(".")).spawn().unwrap();
-    let mut pipe = std::fs::File::options().write(true).open(b.path("pipe")).unwrap();
+    // one that does not read is ended, so that the write fails
+    let _end = common::end_after(Duration::from_secs(60), &import);
+    let begun = Instant::now();
+    let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let mut pipe = loop {
+        match std::fs::File::options().write(true).custom_flags(flags).open(b.path("pipe")) {
+            Ok(pipe) => break pipe,
+            Err(e) => assert!(begun.elapsed() < Duration::from_secs(70), "it does not open the pipe: {e}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    rustix::fs::fcntl_setfl(&pipe, rustix::fs::OFlags::empty()).unwrap();
     std::io::Write::write_all(&mut pipe, &whole[..whole.len() / 2]).unwrap();
     let names = || {
         let names = std::fs::read_dir(b.path(".")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
         names.filter(|name| name == "b.img" || name.ends_with(".part")).collect::<Vec<_>>()
     };
     while names().is_empty() {
-        std::thread::sleep(std::time::Duration::from_millis(5));
+        assert!(begun.elapsed() < Duration::from_secs(70), "it makes nothing");
+        std::thread::sleep(Duration::from_millis(5));
     }
     import.kill().unwrap();
     import.wait().unwrap();

@@ -3,7 +3,9 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// What a run gave.
@@ -52,17 +54,48 @@ pub fn braidfs_in<S: AsRef<OsStr>>(dir: &Path, args: &[S]) -> Run {
 /// Runs a prepared command. No input, however bad, may make it panic or end by a signal.
 #[track_caller]
 pub fn run(command: &mut Command) -> Run {
-    let args = command.get_args().map(|a| a.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ");
-    command.env_remove("BRAIDFS_LOG").env_remove("BRAIDFS_LOG_FILE").stdin(Stdio::null());
+    prepare(command);
     let output = command.output().expect("the binary runs");
+    told(command, &output)
+}
+
+/// As [`run`]; a command that has not ended when the time is over is killed, and the test fails.
+#[track_caller]
+pub fn run_within(limit: Duration, command: &mut Command) -> Run {
+    prepare(command);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
+    let _end = end_after(limit, &child);
+    let output = child.wait_with_output().expect("it ends");
+    told(command, &output)
+}
+
+fn prepare(command: &mut Command) {
+    command.env_remove("BRAIDFS_LOG").env_remove("BRAIDFS_LOG_FILE").stdin(Stdio::null());
+}
+
+#[track_caller]
+fn told(command: &Command, output: &Output) -> Run {
     let run = Run {
         code: output.status.code().unwrap_or(-1),
         out: String::from_utf8_lossy(&output.stdout).into_owned(),
         err: String::from_utf8_lossy(&output.stderr).into_owned(),
-        args,
+        args: command.get_args().map(|a| a.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" "),
     };
     assert!(run.code != -1 && run.code != 101 && !run.err.contains("panicked"), "{run:#?}");
     run
+}
+
+/// Kills a process that was started when the time is over, unless what this returns is dropped before.
+#[must_use]
+pub fn end_after(limit: Duration, child: &Child) -> Sender<()> {
+    let (waits, ends) = mpsc::channel();
+    let pid = rustix::process::Pid::from_child(child);
+    std::thread::spawn(move || {
+        if ends.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+            _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    });
+    waits
 }
 
 /// A directory for images and files.
@@ -86,6 +119,12 @@ impl Bench {
     #[track_caller]
     pub fn run<S: AsRef<OsStr>>(&self, args: &[S]) -> Run {
         braidfs_in(self.dir.path(), args)
+    }
+    /// As [`Bench::run`]; where it has not ended when the time is over, the test fails.
+    #[track_caller]
+    pub fn run_within<S: AsRef<OsStr>>(&self, limit: Duration, args: &[S]) -> Run {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_braidfs"));
+        run_within(limit, command.current_dir(self.dir.path()).args(args))
     }
     /// A path here.
     pub fn path(&self, name: &str) -> PathBuf {
