@@ -65,6 +65,22 @@ fn a_domain_that_is_added_meanwhile_is_told_of() {
     close(v, &all);
 }
 
+/// Two ask for it at once, or one asks again who has not heard the answer: the later one finds it done.
+#[test]
+fn a_size_that_it_has_already_is_no_error() {
+    let all = [memory(128)];
+    format(&all, &[128], 2);
+    let v = mount(&all);
+    let shrink = |mib| v.shrink(mib * MIB, &|_, _| ());
+    let first = shrink(84).unwrap();
+    assert_eq!((first.before, first.after), (128 * MIB, 84 * MIB));
+    let again = shrink(84).unwrap();
+    assert_eq!((again.before, again.after), (84 * MIB, 84 * MIB));
+    assert_eq!((again.volume, again.groups), (first.volume, first.groups));
+    assert!(matches!(shrink(85), Err(Error::Size(_))));
+    close(v, &all);
+}
+
 /// And of a tenant that came to have no journal: an older program must not believe its tables after a crash.
 #[test]
 fn a_tenant_that_loses_its_journal_meanwhile_is_told_of() {

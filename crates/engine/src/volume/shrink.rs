@@ -19,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::planted::{self, Bug};
 use braidfs_device::BLOCK_BYTES;
 use braidfs_format::super_block::SuperBlock;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 impl Volume {
@@ -50,7 +51,7 @@ impl Volume {
         matches!(size, NewSize::Bytes(n) if n / (BLOCK_BYTES as u64) < now)
     }
 
-    /// Has a volume use `size` bytes of its last device, fewer than now, while it is in use. `progress` is told how many
+    /// Has a volume use `size` bytes of its last device, no more than now, while it is in use. `progress` is told how many
     /// groups have been given up, and of how many. An image file is cut off. Not for a front end that holds accepted writes
     /// back (see the module's text): [`Self::write`] and the like tell at once where there is no room any more.
     ///
@@ -69,14 +70,24 @@ impl Volume {
         if self.read_only() {
             return Err(Error::ReadOnly);
         }
+        let done = Cell::new(None);
         let last_smaller = |old: &SuperBlock| {
             let (last, blocks) = (old.device_table().len() - 1, size / BLOCK_BYTES as u64);
-            if blocks >= old.device[last].blocks.get() {
+            let now = old.device[last].blocks.get();
+            if blocks == now {
+                // who asked for the same has had it done meanwhile
+                done.set(Some(resized(old, old, last)));
+            }
+            if blocks >= now {
                 return Err(Error::Size("the volume is no larger than that".into()));
             }
             with_blocks(old, last, blocks, true)
         };
-        let (old, sb) = i.become_smaller(last_smaller, progress)?;
+        let smaller = i.become_smaller(last_smaller, progress);
+        if let Some(done) = done.take() {
+            return Ok(done);
+        }
+        let (old, sb) = smaller?;
         Ok(resized(&old, &sb, old.device_table().len() - 1))
     }
 }
