@@ -410,12 +410,12 @@ impl<T: Tree> Dest<'_, T> {
                 Entered::Made
             }
         };
-        let dest = tree.from_dir(to, how).map_err(|e| here(opening(&e)))?;
+        let dest = tree.enter(to, how).map_err(|e| here(opening(&e)))?;
         if walk.whence.same_tree {
             // a loop must not lead to what is being made
             walk.seen.extend(stat(tree, to, true).map_err(here)?.map(|made| made.id));
         }
-        let (inside, names) = match source.from_dir(from, Entered::ToRead(meta.id)) {
+        let (inside, names) = match source.enter(from, Entered::ToRead(meta.id)) {
             Ok(inside) => {
                 let seen = inside.as_ref().unwrap_or(source);
                 let names = seen.list(&at(seen, from)?).map_err(reason);

@@ -52,7 +52,7 @@ pub trait Tree: Sized {
     ///
     /// # Errors
     /// Of the file system; STALE, LOOP or NOTDIR where another file has its name.
-    fn from_dir(&self, _: &[u8], _: Entered) -> io::Result<Option<Self>> {
+    fn enter(&self, _: &[u8], _: Entered) -> io::Result<Option<Self>> {
         Ok(None)
     }
     /// The directory that the tree is seen from, where it is open for reading.
@@ -77,7 +77,7 @@ pub trait Tree: Sized {
     fn has_one_name_each(&self) -> bool;
 }
 
-/// How [`Tree::from_dir`] comes to a directory.
+/// How [`Tree::enter`] comes to a directory.
 #[derive(Debug, Clone, Copy)]
 pub enum Entered {
     /// To be listed: the one with this [`Stat::id`], and no symlink.
@@ -122,7 +122,7 @@ impl Tree for HostTree {
             Some(_) => path.rsplit(|b| *b == b'/').next().unwrap_or(path),
         }
     }
-    fn from_dir(&self, path: &[u8], how: Entered) -> io::Result<Option<Self>> {
+    fn enter(&self, path: &[u8], how: Entered) -> io::Result<Option<Self>> {
         let (id, follow) = match how {
             Entered::ToRead(id) | Entered::ToFill(id) => (Some(id), false),
             Entered::Found(id) => (Some(id), true),
