@@ -15,7 +15,7 @@ mod edits;
 mod judge;
 mod view;
 
-use crate::cell::Cell;
+use crate::cell::{Cell, State};
 use crate::domain::Enter;
 use crate::domain::recovered::{Claim, Forwarded, Hint, Recovered};
 use crate::error::{Error, Result};
@@ -261,7 +261,7 @@ impl MountedVolume {
             let Ok(e) = self.dom(c.domain).enter_unthrottled() else { continue };
             let mut st = c.state.write();
             if !st.deleted {
-                edits::touch(&e, c, &mut st)?;
+                touch(&e, c, &mut st)?;
                 st.durability.forget_judged();
                 if st.links.is_empty() && st.nlink == 0 {
                     if self.held.orphaned(c) {
@@ -274,6 +274,15 @@ impl MountedVolume {
         }
         if judged.is_empty() { Ok(()) } else { self.commit_those(|d| d.failed().is_none()) }
     }
+}
+
+/// Marks a cell as changed in its domain's recovery transaction. Its version stays: a recovery after this one must not take
+/// the change for one that others wait for.
+fn touch(e: &Enter<'_>, c: &Arc<Cell>, st: &mut State) -> Result<()> {
+    let version = st.durability.version();
+    e.domain.touch(e.tx(), c, st)?;
+    st.durability.recovery_keeps_version(version);
+    Ok(())
 }
 
 impl Pass<'_> {

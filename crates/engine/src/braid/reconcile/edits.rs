@@ -1,24 +1,14 @@
 //! Changes of entries, links and inodes by recovery, each in the recovery transaction of its domain.
 
-use super::Pass;
+use super::{Pass, touch};
 use crate::braid::entry::{By, Edit};
 use crate::braid::rules;
 use crate::cell::{Cell, State};
-use crate::domain::Enter;
 use crate::error::Result;
 use crate::types::*;
 use braidfs_format::journal::Record;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// Marks a cell as changed in its domain's recovery transaction. Its version stays: a recovery after this one must not take
-/// the change for one that others wait for.
-pub(super) fn touch(e: &Enter<'_>, c: &Arc<Cell>, st: &mut State) -> Result<()> {
-    let version = st.durability.version();
-    e.domain.touch(e.tx(), c, st)?;
-    st.durability.recovery_keeps_version(version);
-    Ok(())
-}
 
 impl Pass<'_> {
     /// Changes a cell in its domain's recovery transaction.
