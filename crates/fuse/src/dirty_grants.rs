@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 pub(crate) const LATELY: Duration = Duration::from_secs(2);
 /// The same of a thread that runs, and may be in the midst of it: a long one waits for memory at times, and is seen to write then.
 const RUNNING: Duration = Duration::from_secs(10);
+/// So long what was found as the kernel had written back is good for others that wait, at least and at most: as long as it took.
+const GOOD: [Duration; 2] = [Duration::from_micros(500), Duration::from_millis(20)];
 /// Writers that are gone are forgotten when there are so many, and twice as many as stayed the last time.
 const MANY: usize = 1024;
 
@@ -71,6 +73,8 @@ struct Ledger {
     writers: HashMap<u64, Writer>,
     /// [`MANY`], or more.
     look_at: usize,
+    /// What those did that were in flight at the last writing back, when that began, and until when it is good.
+    last: Option<(InFlight, Instant, Instant)>,
 }
 
 /// What was granted and is not written back.
@@ -111,6 +115,7 @@ pub(crate) struct WritingBack {
     /// What is no longer held when that is done.
     blocks: u64,
     in_flight: InFlight,
+    begun: Instant,
 }
 
 /// Not a thread.
@@ -164,6 +169,7 @@ impl DirtyGrants {
             promised: handed.promised.iter().map(|id| (WireId(*id).ino().0, WireId(*id))).collect(),
             writers: handed.writers.iter().map(writer).collect(),
             look_at: MANY,
+            last: None,
         }))
     }
 
@@ -290,6 +296,7 @@ impl DirtyGrants {
         locked: Option<InodeNo>,
         look: impl FnOnce(Vec<u32>) -> HashMap<u32, Seen>,
     ) -> WritingBack {
+        let begun = Instant::now();
         let told: HashMap<u64, Instant> = self.0.lock().writers.iter().map(|(key, w)| (*key, w.told)).collect();
         let seen = look(told.keys().filter_map(|key| u32::try_from(*key).ok()).collect());
         let mut l = self.0.lock();
@@ -298,15 +305,24 @@ impl DirtyGrants {
         let files = l.promised.drain().map(|(_, id)| id).collect();
         let still: Vec<WireId> = l.writers.values().map(|w| w.id).collect();
         l.promised.extend(still.into_iter().map(|id| (id.ino().0, id)));
-        WritingBack { files, blocks, in_flight }
+        WritingBack { files, blocks, in_flight, begun }
     }
 
     /// The kernel has written them back; what is left.
     pub fn written_back(&self, done: WritingBack) -> Left {
         let mut l = self.0.lock();
         l.granted = l.granted.saturating_sub(done.blocks);
-        let InFlight { unseen, writing } = done.in_flight;
+        let (now, InFlight { unseen, writing }) = (Instant::now(), done.in_flight);
+        l.last = Some((done.in_flight, done.begun, now + (now - done.begun).clamp(GOOD[0], GOOD[1])));
         Left { blocks: l.granted, unseen, writing }
+    }
+
+    /// What is left now, where the kernel has just written back all that was granted before `since`: of many that wait not each has
+    /// that done. Who is to be refused has.
+    pub fn left_lately(&self, since: Instant) -> Option<Left> {
+        let l = self.0.lock();
+        let (InFlight { unseen, writing }, begun, good) = l.last?;
+        (begun >= since && Instant::now() < good).then_some(Left { blocks: l.granted, unseen, writing })
     }
 }
 

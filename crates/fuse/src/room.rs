@@ -69,7 +69,7 @@ use crate::request::{Answer, Handled, Outcome, Request};
 use crate::requester::{self, Doing, Seen, WriteRange};
 use crate::session::run_aside;
 use crate::transport::Later;
-use crate::within_quota::pause;
+use crate::within_quota::{pause, sleep_until};
 use braidfs::format::inode::{APPEND, IMMUTABLE};
 use braidfs::{Attr, DomainId, FileKind, InodeNo};
 use braidfs_sync::{Mutex, rank};
@@ -144,6 +144,8 @@ struct Fit {
     need: u64,
     later: Later,
     since: Instant,
+    /// Nobody has looked for room yet, however long that is in coming.
+    is_new: bool,
     _waiting: Waiting,
 }
 
@@ -772,7 +774,8 @@ impl BraidFs {
             self.take_quota_back(asker);
             return Err(Errno::NOSPC);
         };
-        let fit = Fit { asker, range, need, later: cx.later(), since: Instant::now(), _waiting: waiting };
+        let (later, since) = (cx.later(), Instant::now());
+        let fit = Fit { asker, range, need, later, since, is_new: true, _waiting: waiting };
         // A job that cannot be handed over is dropped, and answers EIO.
         self.jobs.send(Kind::Room, Whose::Mount, move |fs| fs.make_fit(fit));
         Ok(Outcome::Deferred)
@@ -796,7 +799,7 @@ impl BraidFs {
             return self.let_write(asker, later);
         }
         let need = need.unwrap_or(0);
-        let fit = Fit { asker, range, need, later, since: Instant::now(), _waiting: waiting };
+        let fit = Fit { asker, range, need, later, since: Instant::now(), is_new: true, _waiting: waiting };
         self.jobs.send(Kind::Room, Whose::Mount, move |fs| fs.make_fit(fit));
     }
 
@@ -809,31 +812,43 @@ impl BraidFs {
 
     /// Grants a `write` when the kernel has written back what was granted before. In jobs about room only, which go on
     /// with others while somebody is in the midst of a `write`.
-    fn make_fit(&self, fit: Fit) {
+    fn make_fit(&self, mut fit: Fit) {
         let ino = fit.asker.id.ino();
         let fits = || self.grant(fit.asker, fit.need, false);
         // groups that it can have come first: nothing need be written back for them
         if !self.is_unknown(ino) && self.claim_beside_granted(ino, fit.need) && fits() {
             return self.let_write(fit.asker, fit.later);
         }
+        let mut lately = self.dirty_grants.left_lately(fit.since);
         if let Some(d) = self.domain_index(ino) {
             if self.is_unknown(ino) {
                 self.write_back_first(d, fit.later.channel());
-            } else {
+            } else if lately.is_none() {
                 self.restrict_again(d);
             }
         }
-        let left = self.write_back_granted(None, fit.later.channel());
-        if fits() {
-            return self.let_write(fit.asker, fit.later);
-        }
-        let in_flight = left.blocks > 0 && fit.since.elapsed() < self.patience(left, ino, fit.need);
-        if in_flight || self.is_taking(self.domain_index(ino), fit.since) {
-            std::thread::sleep(pause(fit.since));
-            // as above
-            self.jobs.send(Kind::Room, Whose::Mount, move |fs| fs.make_fit(fit));
-            return;
-        }
+        let left = loop {
+            let is_known = lately.is_some();
+            let left = lately.take().unwrap_or_else(|| self.write_back_granted(None, fit.later.channel()));
+            if fits() {
+                return self.let_write(fit.asker, fit.later);
+            }
+            let waits = fit.is_new || fit.since.elapsed() < self.patience(left, ino, fit.need);
+            if left.blocks > 0 && waits || self.is_taking(self.domain_index(ino), fit.since) {
+                // of many that wait each sleeps at the same time
+                let due = Instant::now() + pause(fit.since);
+                fit.is_new = false;
+                // as above
+                self.jobs.send(Kind::Room, Whose::Mount, move |fs| {
+                    sleep_until(due);
+                    fs.make_fit(fit);
+                });
+                return;
+            }
+            if !is_known {
+                break left;
+            }
+        };
         match self.find_room(ino, fit.need.saturating_add(left.blocks), fit.later.channel()) {
             // what is committed may be written where it lies
             Ok(_) if fits() || self.has_its_blocks(ino, fit.range) => return self.let_write(fit.asker, fit.later),

@@ -133,6 +133,8 @@ struct Fit {
     doing: Doing,
     later: Later,
     since: Instant,
+    /// Nobody has looked what is left yet, however long that is in coming.
+    is_new: bool,
     waiting: Waiting,
 }
 
@@ -180,7 +182,8 @@ impl BraidFs {
         let later = cx.later();
         let range = requester::write_range(thread);
         let whose = Whose::of(req, cx.channel);
-        let fit = Fit { asker, whose, range, owners, need, doing: seen.doing, later, since: Instant::now(), waiting };
+        let (doing, since) = (seen.doing, Instant::now());
+        let fit = Fit { asker, whose, range, owners, need, doing, later, since, is_new: true, waiting };
         // A job that cannot be handed over is dropped, and answers EIO.
         self.jobs.send_for(&fit.owners.clone(), whose, move |fs| fs.fit_quota(fit));
         Ok(Within::Waits(Outcome::Deferred))
@@ -220,37 +223,59 @@ impl BraidFs {
         most
     }
 
+    /// [`DirtyGrants::left_lately`] of all owners: the most that one of them has left.
+    fn left_lately(&self, owners: &[QuotaOwner], since: Instant) -> Option<Left> {
+        owners
+            .iter()
+            .try_fold(Left::default(), |most, owner| Some(most.or(self.quota_grants.of(*owner).left_lately(since)?)))
+    }
+
     /// Has the kernel write back what was granted to the owners, and looks again. In jobs of these owners only.
-    fn fit_quota(&self, fit: Fit) {
-        let left = self.write_back_for(&fit.owners, None, fit.later.channel());
-        self.end_removals(fit.later.channel());
-        let ino = fit.asker.id.ino();
-        // what the file has is known by now
-        let need = fit.range.and_then(|(offset, len)| {
-            let offset = offset.map_or_else(|| self.vol.getattr(ino).map(|a| a.size), Ok).ok()?;
-            self.vol.new_blocks(ino, offset, len).ok()
-        });
-        let need = need.unwrap_or(fit.need);
-        // all that can be forgotten is, by now: what is left counts by its limits alone
-        let granted = match need {
-            0 => Ok(()),
-            need => self.or_end_replaced(|| self.grants(u64::MAX, fit.asker, need, &fit.owners)),
-        };
-        let Err(refused) = granted else {
-            // the domain may have little room besides
-            if self.negotiated.opens() {
-                return self.fit_promise(fit.asker, fit.range, fit.later, fit.waiting);
+    fn fit_quota(&self, mut fit: Fit) {
+        let mut lately = self.left_lately(&fit.owners, fit.since);
+        loop {
+            let is_known = lately.is_some();
+            let left = lately.take().unwrap_or_else(|| {
+                let left = self.write_back_for(&fit.owners, None, fit.later.channel());
+                self.end_removals(fit.later.channel());
+                left
+            });
+            let ino = fit.asker.id.ino();
+            // what the file has is known by now
+            let need = fit.range.and_then(|(offset, len)| {
+                let offset = offset.map_or_else(|| self.vol.getattr(ino).map(|a| a.size), Ok).ok()?;
+                self.vol.new_blocks(ino, offset, len).ok()
+            });
+            let need = need.unwrap_or(fit.need);
+            // all that can be forgotten is, by now: what is left counts by its limits alone
+            let granted = match need {
+                0 => Ok(()),
+                need if is_known => self.grants(u64::MAX, fit.asker, need, &fit.owners),
+                need => self.or_end_replaced(|| self.grants(u64::MAX, fit.asker, need, &fit.owners)),
+            };
+            let Err(refused) = granted else {
+                // the domain may have little room besides
+                if self.negotiated.opens() {
+                    return self.fit_promise(fit.asker, fit.range, fit.later, fit.waiting);
+                }
+                return self.fit_room(fit.asker, fit.range, fit.doing, fit.later, fit.waiting);
+            };
+            let waits = fit.is_new || fit.since.elapsed() < self.quota_patience(&fit.owners, left, refused, need);
+            if waits && (left.blocks > 0 || self.is_taking_of(&fit.owners)) {
+                // of many that wait each sleeps at the same time
+                let due = Instant::now() + pause(fit.since);
+                fit.is_new = false;
+                // as above
+                self.jobs.send_for(&fit.owners.clone(), fit.whose, move |fs| {
+                    sleep_until(due);
+                    fs.fit_quota(fit);
+                });
+                return;
             }
-            return self.fit_room(fit.asker, fit.range, fit.doing, fit.later, fit.waiting);
-        };
-        let patience = self.quota_patience(&fit.owners, left, refused, need);
-        if (left.blocks > 0 || self.is_taking_of(&fit.owners)) && fit.since.elapsed() < patience {
-            std::thread::sleep(pause(fit.since));
-            // as above
-            self.jobs.send_for(&fit.owners.clone(), fit.whose, move |fs| fs.fit_quota(fit));
-            return;
+            if !is_known {
+                return fit.later.done(Err(refusal(refused)));
+            }
         }
-        fit.later.done(Err(refusal(refused)));
     }
 
     /// How long who needs so many blocks of the owners waits for others, where this one `refused`, and so much is `left`.
@@ -318,6 +343,11 @@ impl BraidFs {
 /// How long one that has waited `since` then does so before it is looked at again: what is written back meanwhile is much by and by.
 pub(crate) fn pause(since: Instant) -> Duration {
     if since.elapsed() < IN_FLIGHT { Duration::from_micros(500) } else { Duration::from_millis(5) }
+}
+
+/// Sleeps until then, unless that is past.
+pub(crate) fn sleep_until(due: Instant) {
+    std::thread::sleep(due.saturating_duration_since(Instant::now()));
 }
 
 /// A directory's limit is told as a full disk.

@@ -302,7 +302,7 @@ impl BraidFs {
         if let Some(taking) = self.take_beside(d, need, written) {
             return self.handle_beside(b, taking);
         }
-        if b.since.elapsed() < self.patience(left, ino, need) && !b.is_late() {
+        if (b.tries == 1 || b.since.elapsed() < self.patience(left, ino, need)) && !b.is_late() {
             return self.wait_beside(b);
         }
         let mut want = need;

@@ -470,6 +470,41 @@ fn who_takes_room_while_another_writes_much_waits_for_it() {
     }
 }
 
+/// Of many that wait for another `write` each sleeps while the others do.
+#[test]
+fn many_who_wait_are_looked_at_in_one_round() {
+    const MANY: u32 = 64;
+    for with_quota in [false, true] {
+        let mut s = Served::without_open();
+        s.fs.looks = crate::looks::Looks::by(DOES[0]);
+        let mut kernel = Kernel::of(&mut s);
+        let (held, file) = (s.of_user(ROOT, "held"), s.of_user(ROOT, "file"));
+        if with_quota {
+            s.limit_user(8 << 20);
+            s.fs.watch_quotas(&s.channel);
+            s.help();
+            granted_before(&s.fs.quota_grants.of(braidfs::QuotaOwner::User(USER)), held, 2048);
+        } else {
+            s.help();
+            granted_before(&s.fs.dirty_grants, held, s.fs.vol.write_room(file.ino()));
+        }
+        let since = std::time::Instant::now();
+        (2..2 + MANY).for_each(|thread| assert_eq!(s.handled(&asks(thread, file)), Ok(Outcome::Deferred)));
+        kernel.told();
+        // they are looked at less often then
+        std::thread::sleep(std::time::Duration::from_millis(150));
+        let mut round = || {
+            let begun = std::time::Instant::now();
+            (0..MANY).for_each(|_| s.jobs.try_recv().expect("it waits")(&s.fs));
+            assert!(kernel.told().iter().all(|(notified, _)| *notified), "it is not answered");
+            begun.elapsed()
+        };
+        // on a busy machine it may take long at times
+        let some = (0..10).any(|_| round() < MANY * std::time::Duration::from_millis(5) / 2);
+        assert!(some, "with a limit: {with_quota}; {:?}", since.elapsed());
+    }
+}
+
 /// For a rename to another directory the kernel holds a lock of the whole mount, and where tenants share the mount, the lock of a
 /// directory may be in the way of others' renames, too: these wait for room no longer than others may for them.
 #[test]
