@@ -1,7 +1,7 @@
 //! A volume is unmounted and mounted while somebody goes on using what he holds of it.
 
 use braidfs::device::{BLOCK_BYTES, Device, Effect, FaultDevice, Keep, MemDevice, Op, RecordDevice, Rule};
-use braidfs::format::domain::{DomainHeader, FAILED};
+use braidfs::format::domain::{CLEAN, DomainHeader, FAILED};
 use braidfs::{
     Attr, Cred, DomainId, Error, FileKind, HeldInode, InodeNo, InodeRef, MkfsOptions, MountOptions, NewNode,
     QuotaOwner, Remount, RenameMode, Volume, mkfs,
@@ -517,7 +517,8 @@ fn a_domain_that_failed_before_is_not_taken_over() {
     let mut pair = vec![0; 2 * BLOCK_BYTES];
     device.read(place, &mut pair).unwrap();
     let (copy, seq, mut h) = DomainHeader::from_pair(&pair, sb.volume_id(), place, 1).unwrap();
-    h.flags = (h.flags.get() | FAILED).into();
+    // as of a check that was cut off behind the replay: before it no mount that writes comes to the domain
+    h.flags = (h.flags.get() | FAILED | CLEAN).into();
     let other = 1 - copy;
     device.write(place + other as u64, &h.to_block(sb.volume_id(), place, other, seq + 1)).unwrap();
     let e = mount_holding(&device, &list).unwrap_err();

@@ -93,14 +93,15 @@ fn super_block(device: &Path) -> Option<SuperBlock> {
     if is_nbd_uri(device) {
         return None;
     }
-    let mut file = File::open(device).ok()?;
-    let last = (file.seek(SeekFrom::End(0)).ok()? / BLOCK_BYTES as u64).checked_sub(1)?;
+    let file = File::open(device).ok()?;
     let read = |addr: u64| {
         let mut block = vec![0; BLOCK_BYTES];
         file.read_exact_at(&mut block, addr * BLOCK_BYTES as u64).ok()?;
         SuperBlock::from_block(&block, addr).ok()
     };
-    read(0).or_else(|| read(last))
+    // FUSE locks the inode to say where a file ends, which a write that hangs has locked
+    let end = || (&file).seek(SeekFrom::End(0)).ok();
+    read(0).or_else(|| read((end()? / BLOCK_BYTES as u64).checked_sub(1)?))
 }
 
 /// Files that processes have open which have this one open.

@@ -1,12 +1,14 @@
 //! Limits of directories whose numbers were used before, and who is charged.
 
+use crate::cell::record::inline_room;
 use crate::quota::{Force, forced};
 use crate::{
-    Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, QuotaLimits, QuotaOwner, RenameMode, SetAttr,
-    Volume, mkfs,
+    Cred, Error, FallocMode, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, QuotaLimits, QuotaOwner,
+    RenameMode, SetAttr, Volume, XattrMode, mkfs,
 };
 use braidfs_device::{Device, MemDevice};
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
+use std::thread;
 
 const ROOT: InodeNo = InodeNo::ROOT;
 
@@ -151,6 +153,52 @@ fn the_privileged_make_long_links() {
         let _all = forced(Force::User);
         v.create(dir, b"4", &new, &Cred::user(1000, 100)).unwrap();
     }
+    assert_eq!(v.quota_drift().unwrap(), []);
+    v.unmount().unwrap();
+}
+
+/// Content leaves its record, for which a commit under way charges its owner, when `fallocate` comes to the file: it is charged once.
+#[test]
+fn content_that_a_commit_takes_out_of_its_record_is_charged_once() {
+    let v = volume(2);
+    let [dir, other] = ["a", "b"].map(|name| create(&v, ROOT, name, FileKind::Dir));
+    let owner = QuotaOwner::User(1000);
+    v.quota_change(owner, much).unwrap();
+    let [first, file] = ["first", "file"].map(|name| v.open(create(&v, dir, name, FileKind::File)).unwrap());
+    for f in [&first, &file] {
+        v.setattr(f.ino(), &SetAttr { uid: Some(1000), ..SetAttr::default() }).unwrap();
+    }
+    v.write(&file, 0, &[7; 3400]).unwrap();
+    v.setxattr(file.ino(), b"user.long", &[7; 60_000], XattrMode::Set).unwrap();
+    (0..235).for_each(|n| _ = v.link(file.ino(), dir, format!("{n:0250}").as_bytes()).unwrap());
+    let name = format!("{:0250}", 0);
+    create(&v, other, &name, FileKind::File);
+    v.sync().unwrap();
+    // the first that the commit comes to
+    v.write(&first, 0, &[7; 3000]).unwrap();
+    // what is to be known of who took its name leaves the content no room
+    v.rename(other, name.as_bytes(), dir, name.as_bytes(), RenameMode::Replace).unwrap();
+    assert!(inline_room(&file.cell.state.read()) < 3400);
+    let d = v.mounted().dom(file.cell.domain).clone();
+    assert_ne!(v.domain_of(other).unwrap(), d.id);
+    let (running, (held, end)) = (d.running(), (Barrier::new(2), Barrier::new(2)));
+    thread::scope(|s| {
+        s.spawn(|| {
+            let _st = first.cell.state.read();
+            held.wait();
+            end.wait();
+        });
+        held.wait();
+        s.spawn(|| d.commit().unwrap());
+        while d.running() == running {
+            thread::yield_now();
+        }
+        let allocated = v.fallocate(&file, FallocMode::Allocate { keep_size: false }, 0, 8192);
+        end.wait();
+        allocated.unwrap();
+    });
+    v.sync().unwrap();
+    assert_eq!(v.quota(owner).unwrap().used, 8192);
     assert_eq!(v.quota_drift().unwrap(), []);
     v.unmount().unwrap();
 }
