@@ -71,7 +71,9 @@ fn overwrites_are_told_over_time() {
     assert_eq!(r["plan"]["scale"]["aged"]["bytes"].as_u64(), Some((64 << 20) / 100 * 25));
     for run in r["runs"].as_array().expect("runs") {
         let windows = run["windows"].as_array().expect("a list");
-        assert!((3..=5).contains(&windows.len()), "{run}");
+        // one fsync on a busy machine may end long after the half second
+        let most = (run["secs"].as_f64().expect("a number") / 0.1).ceil() as usize;
+        assert!((3..=most).contains(&windows.len()), "{run}");
         let ops: u64 = windows.iter().map(|w| w["ops"].as_u64().expect("a number")).sum();
         assert!(ops > 0 && ops <= run["ops"].as_u64().expect("a number"), "{run}");
     }
