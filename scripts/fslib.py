@@ -515,6 +515,20 @@ def is_running(pid):
     return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
+def of_threads(pid, look):
+    """What `look` tells of each thread of a process, by its directory in /proc. One may end at any moment: it is left out."""
+    found = []
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found.append(look(task))
+    return found
+
+
+def name_of(thread):
+    """Name of a thread, by its directory in /proc."""
+    return (thread / "comm").read_text().strip()
+
+
 def stop(pid):
     """Stops a process. The signal alone has come to none of its threads yet when `kill` returns."""
     os.kill(pid, signal.SIGSTOP)

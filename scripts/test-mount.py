@@ -567,8 +567,11 @@ def idle_mounts_ask_nothing_of_the_cpus(volume, top):
         return "/dev/cpu_dma_latency" in map(leads, pathlib.Path(f"/proc/{daemon}/fd").iterdir())
 
     def placed():
-        tasks = [int(t.name) for t in pathlib.Path(f"/proc/{daemon}/task").iterdir()]
-        return {(os.sched_getscheduler(t), frozenset(os.sched_getaffinity(t))) for t in tasks}
+        def where(thread):
+            number = int(thread.name)
+            return os.sched_getscheduler(number), frozenset(os.sched_getaffinity(number))
+
+        return set(fslib.of_threads(daemon, where))
 
     before = placed()
     same(len(before), 1, "policies and CPUs of the daemon's threads")

@@ -8,7 +8,6 @@ import contextlib
 import ctypes
 import errno
 import os
-import pathlib
 import struct
 
 import fslib
@@ -83,12 +82,7 @@ def as_user(number, function):
 
 def serves_a(kind, volume):
     """Whether the server has a thread of that name: it works for somebody who asked for something long."""
-    for pid in volume.daemons():
-        for thread in pathlib.Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                if (thread / "comm").read_text().strip() == kind:
-                    return True
-    return False
+    return any(kind in fslib.of_threads(pid, fslib.name_of) for pid in volume.daemons())
 
 
 def wait_for_scrub(volume):

@@ -56,12 +56,11 @@ def in_memory(volume, *options):
 
 def sleeps(pid):
     """How often each thread of a process went to sleep by itself, by names of threads."""
-    found = {}
-    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):
-            lines = dict(line.split(":", 1) for line in (task / "status").read_text().splitlines())
-            found[f"{lines['Name'].strip()} {task.name}"] = int(lines["voluntary_ctxt_switches"])
-    return found
+    def times(thread):
+        lines = dict(line.split(":", 1) for line in (thread / "status").read_text().splitlines())
+        return f"{lines['Name'].strip()} {thread.name}", int(lines["voluntary_ctxt_switches"])
+
+    return dict(fslib.of_threads(pid, times))
 
 
 def overwrite(fd, times, sync):

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 
-from fslib import BraidFs, Ext4, Skipped, fork_for, log, run, wait_for, why_no_ext4
+from fslib import BraidFs, Ext4, Skipped, fork_for, log, name_of, of_threads, run, wait_for, why_no_ext4
 from mount_tests.common import LIBC, check, daemon_only, must, root_only, same
 from mount_tests.helpers import small_volume
 from mount_tests.overwrite import requests
@@ -35,8 +35,7 @@ def stop(thread):
 
 
 def threads_named(pid, name):
-    tasks = pathlib.Path(f"/proc/{pid}/task").iterdir()
-    return [int(t.name) for t in tasks if (t / "comm").read_text().strip().startswith(name)]
+    return [int(thread) for thread, its in of_threads(pid, lambda t: (t.name, name_of(t))) if its.startswith(name)]
 
 
 def state(pid, thread):

@@ -15,7 +15,7 @@ import threading
 import time
 
 import fslib
-from fslib import Failed, Skipped, run, wait_for
+from fslib import Failed, Skipped, name_of, of_threads, run, wait_for
 from mount_tests.common import LIBC, check, daemon_only, must, same, write_synced
 from mount_tests.helpers import small_volume
 
@@ -42,9 +42,7 @@ def with_rings(volume, allowed=True):
 
 def threads(v):
     """Names of the daemon's threads, and the CPUs that each may run on."""
-    daemon = v.daemon()
-    tasks = pathlib.Path(f"/proc/{daemon}/task").iterdir()
-    return {(t / "comm").read_text().strip(): os.sched_getaffinity(int(t.name)) for t in tasks}
+    return dict(of_threads(v.daemon(), lambda t: (name_of(t), os.sched_getaffinity(int(t.name)))))
 
 
 def transport_of(v):
@@ -315,12 +313,12 @@ def more_syncs_than_a_queue_has_places(volume, _top):
 def slept(v, name):
     """How often threads of that name went to sleep of themselves, of all: each waits after what it was given to do. How often one
     began to run says more of how busy the machine is."""
-    daemon = v.daemon()
-    count = 0
-    for task in pathlib.Path(f"/proc/{daemon}/task").iterdir():
-        if (task / "comm").read_text().startswith(name):
-            count += int(re.search(r"^voluntary_ctxt_switches:\s*(\d+)$", (task / "status").read_text(), re.MULTILINE)[1])
-    return count
+    def times(thread):
+        if not name_of(thread).startswith(name):
+            return 0
+        return int(re.search(r"^voluntary_ctxt_switches:\s*(\d+)$", (thread / "status").read_text(), re.MULTILINE)[1])
+
+    return sum(of_threads(v.daemon(), times))
 
 
 @check

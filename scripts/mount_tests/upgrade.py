@@ -243,9 +243,10 @@ def memory_is_not_waited_for_after_an_upgrade(volume, _top):
                 if not may:
                     # a container without CAP_SYS_RESOURCE: both processes have asked for it
                     same(log.read_text().count("does not take this process for one that writes"), 2, "refusals")
-                for task in pathlib.Path(f"/proc/{server(v)}/task").iterdir() if may else ():
-                    flags = int((task / "stat").read_text().rpartition(")")[2].split()[6])
-                    same(flags & IO_FLUSHER, IO_FLUSHER, f"flags {flags:x} of {(task / 'comm').read_text().strip()}")
+                stats = fslib.of_threads(server(v), lambda t: (t / "stat").read_text()) if may else ()
+                for name, _, rest in (stat.rpartition(")") for stat in stats):
+                    flags = int(rest.split()[6])
+                    same(flags & IO_FLUSHER, IO_FLUSHER, f"flags {flags:x} of {name}")
             finally:
                 forgetful.unlink(missing_ok=True)
     finally:
