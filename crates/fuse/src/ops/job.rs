@@ -16,7 +16,7 @@ use zerocopy::{FromBytes, FromZeros};
 
 /// How often the work looks whether the thread is still there that asked for it, and how long it goes on without being asked
 /// for its progress where that cannot be seen.
-const LOOK: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_millis(100);
 const UNASKED: Duration = Duration::from_secs(60);
 
 /// Who asked for it.
