@@ -722,7 +722,6 @@ mod tests {
         assert_eq!(answered, [State::Deferred, State::Kernel, State::Kernel]);
     }
 
-    /// The kernel refuses entries when it has them: they do not count as free, and it gets them again some time after that.
     /// Whoever waits for an answer that the kernel refuses waits for good, and so do all of a CPU whose queue has no entry left.
     #[test]
     fn an_answer_that_is_refused_breaks_the_ring() {
@@ -749,6 +748,7 @@ mod tests {
         assert_ne!(ended.join().unwrap(), Some(false), "a connection that ends is no failure");
     }
 
+    /// The kernel refuses entries when it has them: they do not count as free, and it gets them again some time after that.
     #[test]
     fn what_the_kernel_refuses_is_given_to_it_again() {
         let null = File::options().read(true).write(true).open("/dev/null").unwrap();
