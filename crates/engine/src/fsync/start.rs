@@ -151,6 +151,9 @@ impl MountedVolume {
     fn tell_all(self: &Arc<Self>, told: Vec<Settled>) {
         let (may_wait, quick): (Vec<_>, Vec<_>) = told.into_iter().partition(Settled::may_wait);
         drop(quick);
+        if may_wait.len() < 2 {
+            return; // nobody is behind another one
+        }
         let (send, all) = unbounded();
         may_wait.into_iter().for_each(|one| drop(send.send(one)));
         self.tell(&Arc::new(ToTell { all, coming: AtomicBool::new(false) }));
