@@ -16,6 +16,7 @@ fi
 # with BRAIDFS_BIN the library beside that
 [ -n "${BRAIDFS_BIN:-}" ] || (cd "$ROOT" && cargo build --quiet --release -p braidfs-capi)
 lib=$(dirname "$BRAIDFS")
+[ -e "$lib/libbraidfs_c.so" ] || die "no libbraidfs_c.so beside $BRAIDFS; make lib makes one in target/release"
 ln -s "$(readlink -f "$lib/libbraidfs_c.so")" "$WORK/libbraidfs.so"
 ln -s libbraidfs.so "$WORK/libbraidfs.so.0"
 cc -O2 -Wall -DSQLITE_CORE -D_GNU_SOURCE -pthread -I"$ROOT/include" "$ROOT"/contrib/sqlite/{braidfs_vfs,bench}.c -o "$WORK/bench" \
