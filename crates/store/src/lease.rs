@@ -18,7 +18,7 @@
 
 mod process;
 
-use crate::super_io::read_super;
+use crate::super_io::{read_one, read_super};
 use crate::{Error, Result};
 use braidfs_device::{BLOCK_BYTES, Device, Fence, RecordIo, Rejoin, Remote, boot_time};
 use braidfs_format::owner::{GIVEN_BACK, HELD, OwnerRecord};
@@ -62,33 +62,33 @@ impl Lease {
     pub fn take(devices: &[Arc<dyn Device>], sb: &SuperBlock, killed: bool) -> Result<Option<Self>> {
         let mut holders = Vec::new();
         for (i, device) in devices.iter().enumerate() {
-            // who has the lease may open the volume within: fsck, to replay its journals
-            let Some(lease) = device.remote().filter(|r| !r.is_held()).and_then(Remote::lease) else { continue };
-            let Some(block) = OwnerRecord::place(sb, i) else {
-                let why = format!(
-                    "{}: the volume has no room for an owner record: lease=off mounts it all the same",
-                    device.name()
-                );
-                return Err(Error::Io(io::Error::other(why)));
-            };
-            holders.push(Holder::take(Arc::clone(device), block, sb.volume_id(), lease, killed)?);
+            let Some(lease) = needed(device) else { continue };
+            holders.push(Holder::take_as(device, (sb, i), lease, killed)?);
         }
-        Ok((!holders.is_empty()).then_some(Self { holders }))
+        Ok(Self::of(holders))
     }
 
-    /// For the devices of a volume whose superblock holds; none where it does not.
+    /// For who is about to write these devices, whatever they hold: a volume, a part of one, parts of several. Of each whose
+    /// superblock holds, the lease that this tells of.
     ///
     /// # Errors
     /// As [`Self::take`].
     pub fn of_devices(devices: &[Arc<dyn Device>], killed: bool) -> Result<Option<Self>> {
-        if devices.iter().all(|d| d.remote().is_none()) {
-            return Ok(None);
+        let mut holders = Vec::new();
+        for device in devices {
+            let Some(lease) = needed(device) else { continue };
+            let sb = match read_one(device) {
+                Ok(sb) => sb,
+                Err(Error::Corrupt(_)) => continue,
+                Err(e) => return Err(e),
+            };
+            holders.push(Holder::take_as(device, (&sb, usize::from(sb.this_device.get())), lease, killed)?);
         }
-        match read_super(devices) {
-            Ok((sb, devices)) => Self::take(&devices, &sb, killed),
-            Err(Error::Corrupt(_)) => Ok(None),
-            Err(e) => Err(e),
-        }
+        Ok(Self::of(holders))
+    }
+
+    fn of(holders: Vec<Holder>) -> Option<Self> {
+        (!holders.is_empty()).then_some(Self { holders })
     }
 
     /// Looks whether somebody writes the volume, for who only reads it. A reader holds no lease: a writer may come later.
@@ -241,7 +241,25 @@ impl Rejoin for Returning {
     }
 }
 
+/// How long a lease on the device is to last; `None`: it needs none, or this process has it already.
+fn needed(device: &Arc<dyn Device>) -> Option<Duration> {
+    // who has the lease may open the volume within: fsck, to replay its journals
+    device.remote().filter(|r| !r.is_held()).and_then(Remote::lease)
+}
+
 impl Holder {
+    /// Takes the lease on a device that is the `n`th of the volume that `sb` tells of.
+    fn take_as(device: &Arc<dyn Device>, (sb, n): (&SuperBlock, usize), lease: Duration, killed: bool) -> Result<Self> {
+        let Some(block) = OwnerRecord::place(sb, n) else {
+            let why = format!(
+                "{}: the volume has no room for an owner record: lease=off mounts it all the same",
+                device.name()
+            );
+            return Err(Error::Io(io::Error::other(why)));
+        };
+        Self::take(Arc::clone(device), block, sb.volume_id(), lease, killed)
+    }
+
     fn take(device: Arc<dyn Device>, block: u64, volume: u32, lease: Duration, killed: bool) -> Result<Self> {
         let owner = Arc::new(Owner::new(device, block, volume, lease)?);
         let fence = Arc::clone(&owner.fence);

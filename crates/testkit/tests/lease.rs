@@ -129,6 +129,30 @@ fn of_two_mounts_at_once_one_is_refused() {
     fsck(&open_uri(&server.uri(""), false)).unwrap();
 }
 
+/// What is given need not be a volume: a part of one, or devices of several. Who is about to write them, as mkfs and fsck are, is
+/// refused where one of them is in use.
+#[test]
+fn a_device_of_a_volume_in_use_is_refused_in_any_company() {
+    let dirs: [_; 3] = std::array::from_fn(|_| tempfile::tempdir().unwrap());
+    let [a, b, blank] = dirs.each_ref().map(|d| NbdServer::start(d.path(), BYTES, Offers::default()));
+    let (_dir, another) = server();
+    let all = |servers: &[&NbdServer], how: &str| servers.iter().flat_map(|s| open(s, how)).collect::<Vec<_>>();
+    mkfs::format(&all(&[&a, &b], "lease=off"), &MkfsOptions::default()).unwrap();
+    let options = || MountOptions { background: false, ..MountOptions::default() };
+    let v = patiently(|| Volume::mount(all(&[&a, &b], "lease=60"), options())).unwrap();
+    let take =
+        |servers: &[&NbdServer]| patiently(|| Lease::of_devices(&all(servers, "lease=60"), false).map_err(Error::from));
+    let companies: [&[&NbdServer]; 6] = [&[&a], &[&b], &[&a, &b], &[&blank, &a], &[&b, &blank], &[&another, &b]];
+    for (i, servers) in companies.iter().enumerate() {
+        assert!(matches!(take(servers), Err(Error::Busy(_))), "{i}");
+    }
+    assert!(take(&[&blank]).unwrap().is_none(), "nobody can have it");
+    v.unmount().unwrap();
+    for servers in companies {
+        assert!(take(servers).unwrap().is_some());
+    }
+}
+
 /// All find the record free before the first has written it, again and again.
 #[test]
 fn of_those_that_race_one_wins() {
