@@ -304,6 +304,21 @@ fn a_lease_that_ended_while_the_server_was_away() {
     }
 }
 
+/// A device that has failed says so at once, also behind the end of its lease, which nobody renews any more.
+#[test]
+fn nobody_waits_for_the_lease_of_a_device_that_has_failed() {
+    let (_dir, server) = server();
+    let (lease, devices) = take(&server.uri("lease=2&timeout=3"));
+    server.stop();
+    devices[0].flush().unwrap_err();
+    wait_for("the end of the lease", || !lease.fence(0).unwrap().is_open());
+    let at = devices[0].blocks() - 2;
+    let e = devices[0].read(at, &mut [0; BLOCK_BYTES]).unwrap_err().to_string();
+    assert!(e.contains("no connection within 3 s"), "{e}");
+    let e = devices[0].write(at, &[1; BLOCK_BYTES]).unwrap_err().to_string();
+    assert!(e.contains("no connection within 3 s"), "{e}");
+}
+
 /// A record of another one in the place of `old`, of a server that is away.
 fn in_the_place_of(old: &[u8], at: u64) -> Vec<u8> {
     let mut r = OwnerRecord::empty();

@@ -265,6 +265,10 @@ impl Shared {
         tracing::error!("{text}: the device has failed");
         self.changed.notify_all();
         self.gate.fail(&io::Error::other(text.clone()));
+        if let Some(fence) = self.fence() {
+            // nobody renews the lease any more: who waits for that waits in vain
+            fence.lose(text.clone());
+        }
         links.iter().for_each(|l| l.abort());
         for waiting in requests.into_values() {
             let r = waiting.request;
