@@ -319,6 +319,57 @@ fn nobody_waits_for_the_lease_of_a_device_that_has_failed() {
     assert!(e.contains("no connection within 3 s"), "{e}");
 }
 
+/// The server is away, or hangs, for longer than the lease lasts and a request may take, while nobody uses the volume: only its
+/// lease is to be renewed. Then it is there again.
+fn away_from_a_volume_that_rests(hangs: bool) -> Result<(), Error> {
+    let (_dir, server) = server();
+    let v = mount(&server, "lease=2&timeout=6").unwrap();
+    write_synced(&v, "a", b"1").unwrap();
+    if hangs {
+        server.hang(true)
+    } else {
+        server.stop()
+    }
+    std::thread::sleep(Duration::from_secs(9));
+    if hangs {
+        server.hang(false)
+    } else {
+        server.restart()
+    }
+    write_synced(&v, "b", b"2")?;
+    v.unmount().unwrap();
+    fsck(&open_uri(&server.uri(""), false)).unwrap();
+    Ok(())
+}
+
+#[test]
+fn a_volume_that_rests_outlives_its_server() {
+    for hangs in [false, true] {
+        for tries in 1.. {
+            match away_from_a_volume_that_rests(hangs) {
+                Ok(()) => break,
+                // as above
+                Err(e) => assert!(e.to_string().contains("the lease had ended before") && tries < 20, "{hangs}: {e}"),
+            }
+        }
+    }
+}
+
+/// Not so where somebody uses it.
+#[test]
+fn who_waits_for_a_lease_of_a_server_that_is_away_has_the_device_fail() {
+    let (_dir, server) = server();
+    let (lease, devices) = take(&server.uri("lease=2&timeout=3"));
+    server.stop();
+    wait_for("the end of the lease", || !lease.fence(0).unwrap().is_open());
+    let at = devices[0].blocks() - 2;
+    devices[0].write(at, &[1; BLOCK_BYTES]).unwrap_err();
+    server.restart();
+    let e = devices[0].read(at, &mut [0; BLOCK_BYTES]).unwrap_err().to_string();
+    assert!(e.contains("no answer within 3 s"), "{e}");
+    assert!(devices[0].flush().is_err());
+}
+
 /// A record of another one in the place of `old`, of a server that is away.
 fn in_the_place_of(old: &[u8], at: u64) -> Vec<u8> {
     let mut r = OwnerRecord::empty();

@@ -6,7 +6,7 @@ use super::request::Op;
 use super::socket::{Deadline, Socket, Sooner, Timed};
 use super::uri::NbdUri;
 use super::wire::{self, Command, Export, REPLY_BYTES, Reply, WireError};
-use super::{Phase, Shared};
+use super::{Phase, Shared, Waiting};
 use crate::BLOCK_BYTES;
 use crate::fence::RecordIo;
 use std::io::{self, Read};
@@ -21,7 +21,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How often a request is sent again by new connections before it may be too late for it whatever else is answered: perhaps it
 /// is what makes the server close them.
-const TRIES: u32 = 8;
+pub(super) const TRIES: u32 = 8;
 /// Where a connection breaks, answers on the others are waited for during this part of the time that a request has.
 const EMPTYING: u32 = 4;
 /// Writes sent again before their answers are read: these must fit into the server's socket.
@@ -99,6 +99,7 @@ pub(super) fn run(shared: &Arc<Shared>) {
     // why the last try failed
     let mut last = String::new();
     loop {
+        shared.end_late_records();
         let mut state = shared.state.lock();
         state.presence.take();
         match state.phase {
@@ -219,27 +220,55 @@ impl Shared {
         true
     }
 
-    /// Whether a request has waited for too long: for its answer, or for a connection. One that was sent again and again has
-    /// waited since it was asked.
+    /// Whether a request has waited for too long: for its answer, or for a connection.
     fn is_late(&self) -> bool {
         self.late_at().is_some_and(|t| Instant::now() >= t)
     }
 
-    /// When the first request that waits has waited for too long.
+    /// When the first request that waits, but for those of the owner record, has waited for too long.
     fn late_at(&self) -> Option<Instant> {
         let state = self.state.lock();
-        let since = |w: &super::Waiting| match state.trouble {
-            _ if w.again > TRIES => w.asked,
-            Some(trouble) => trouble.max(w.asked),
-            None => w.sent,
-        };
-        state.requests.values().map(since).min().map(|t| t + self.uri.timeout)
+        let waiting = state.requests.values().filter(|w| !w.request.record);
+        waiting.map(|w| state.since(w)).min().map(|t| t + self.uri.timeout)
     }
 
     /// Whether one is late though the server answers others.
     fn is_tried_too_often(&self) -> bool {
         let state = self.state.lock();
-        state.requests.values().any(|w| w.again > TRIES && w.asked.elapsed() >= self.uri.timeout)
+        let late = |w: &Waiting| w.again > TRIES && w.asked.elapsed() >= self.uri.timeout;
+        state.requests.values().any(|w| !w.request.record && late(w))
+    }
+
+    /// Requests of the owner record that have waited for too long end. Nothing of them may be carried out later than that, so the
+    /// connections that they were sent on are broken.
+    fn end_late_records(&self) {
+        let now = Instant::now();
+        let (epoch, ended, links) = {
+            let mut state = self.state.lock();
+            let late = |w: &Waiting| w.request.record && now >= state.since(w) + self.uri.timeout;
+            let late: Vec<u64> = state.requests.iter().filter(|(_, w)| late(w)).map(|(cookie, _)| *cookie).collect();
+            let ended: Vec<Waiting> = late.iter().filter_map(|c| state.requests.remove(c)).collect();
+            let sent = || ended.iter().filter(|w| w.on.is_some());
+            if let Some(sent) = sent().map(|w| w.sent).min() {
+                // others that wait for an answer do so for no longer by this
+                state.trouble.get_or_insert(sent);
+            }
+            let links: Vec<_> = sent().filter_map(|w| state.links.get(w.on?).cloned()).collect();
+            (state.epoch, ended, links)
+        };
+        let late = || io::Error::new(io::ErrorKind::TimedOut, format!("{}: {}", self.uri.text, self.no_answer()));
+        links.iter().for_each(|link| self.broke(epoch, link, &late()));
+        for waiting in ended {
+            let r = waiting.request;
+            r.batch.end(r.index, Err(late()));
+        }
+    }
+
+    /// Who wants to send something has got this from the fence. Where there is no connection it has waited for the server.
+    pub(super) fn waited_at_fence(&self, e: &io::Error) {
+        if e.kind() == io::ErrorKind::TimedOut && self.state.lock().phase != Phase::Up {
+            self.die(&self.no_answer());
+        }
     }
 
     fn no_answer(&self) -> String {

@@ -7,8 +7,9 @@
 //! reads the answers, [`keeper`] connects anew and sends again what was not answered, [`retained`] has the writes that no
 //! flush has made durable. Invariants: a flush is sent only after the writes that it covers were acknowledged; after a
 //! reconnect every write that was not made durable is sent again, and acknowledged, before anything else is sent; before that what
-//! sound connections were sent is answered, or a quarter of its time has gone; a request is answered or fails within the time of the URI. A device that failed stays so. Does not promise: that a server does not
-//! carry out requests of a connection that broke, later (docs/remote.md).
+//! sound connections were sent is answered, or a quarter of its time has gone; a request is answered within the time of the URI, or the
+//! device fails; but for one of the owner record, which alone fails then. A device that failed stays so. Does not promise: that a
+//! server does not carry out requests of a connection that broke, later (docs/remote.md).
 
 mod keeper;
 mod link;
@@ -104,6 +105,16 @@ impl State {
     fn in_flight(&self) -> bool {
         self.requests.values().any(|w| w.on.is_some())
     }
+
+    /// Since when a request has waited for its answer, or for a connection. One that was sent again and again has waited since it
+    /// was asked.
+    fn since(&self, w: &Waiting) -> Instant {
+        match self.trouble {
+            _ if w.again > keeper::TRIES => w.asked,
+            Some(trouble) => trouble.max(w.asked),
+            None => w.sent,
+        }
+    }
 }
 
 /// For [`NbdUri::open_here`].
@@ -136,6 +147,18 @@ enum Phase {
     /// For good, with the reason.
     Dead(String),
     Closed,
+}
+
+/// How requests go to the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// Changes pass only while the lease lasts, and reads not behind its end: others may have written by then.
+    Fenced,
+    /// Past the fence.
+    Unfenced,
+    /// Past the fence, for the owner record: the holder of a lease asks again and again, also where nobody uses the device, which a
+    /// server that is away meanwhile must not fail.
+    Record,
 }
 
 /// A request without an answer.
@@ -311,12 +334,12 @@ impl Shared {
         most - most % BLOCK_BYTES
     }
 
-    /// Sends all of `ops`, at most a wave of them, and waits for the answers: what was read, by the index. Of `fenced` ones
-    /// changes pass only while the lease lasts, and reads not behind its end: others may have written by then.
-    fn run(&self, ops: Vec<Op>, fenced: bool) -> io::Result<Vec<Vec<u8>>> {
-        let fence = self.fence().filter(|f| fenced && (ops.iter().any(Op::changes) || f.is_over()));
+    /// Sends all of `ops`, at most a wave of them, and waits for the answers: what was read, by the index.
+    fn run(&self, ops: Vec<Op>, way: Way) -> io::Result<Vec<Vec<u8>>> {
+        let fence = self.fence().filter(|f| way == Way::Fenced && (ops.iter().any(Op::changes) || f.is_over()));
         // Held until all is handed to the kernel.
-        let pass = fence.as_ref().map(|f| f.enter(self.uri.timeout)).transpose()?;
+        let pass = fence.as_ref().map(|f| f.enter(self.uri.timeout)).transpose();
+        let pass = pass.inspect_err(|e| self.waited_at_fence(e))?;
         let batch = Batch::of(ops.len());
         let mut sends = Vec::with_capacity(ops.len());
         let epoch;
@@ -336,7 +359,8 @@ impl Shared {
                     Op::Write { block, data, kept: true, .. } => Some(state.retained.keep(*block, Arc::clone(data))),
                     _ => None,
                 };
-                let request = Arc::new(Request { cookie, op, kept, batch: Arc::clone(&batch), index });
+                let record = way == Way::Record;
+                let request = Arc::new(Request { cookie, op, kept, batch: Arc::clone(&batch), index, record });
                 let on = (state.phase == Phase::Up).then(|| (state.next_link + 1) % state.links.len());
                 if let Some(next) = on {
                     state.next_link = next;
@@ -360,7 +384,7 @@ impl Shared {
     fn run_waves(
         &self,
         mut ops: impl Iterator<Item = Op>,
-        (fenced, large): (bool, bool),
+        (way, large): (Way, bool),
         mut each: impl FnMut(usize, Vec<Vec<u8>>),
     ) -> io::Result<()> {
         let mut first = 0;
@@ -380,7 +404,7 @@ impl Shared {
             }
             let n = wave.len();
             let _turn = large.then(|| self.throttle.enter(bytes));
-            each(first, self.run(wave, fenced)?);
+            each(first, self.run(wave, way)?);
             first += n;
         }
     }
@@ -398,7 +422,7 @@ impl Shared {
     fn flush_once(&self) -> io::Result<()> {
         let covered = self.state.lock().retained.acknowledged();
         if self.export.can_flush() {
-            self.run(vec![Op::Flush], false)?;
+            self.run(vec![Op::Flush], Way::Unfenced)?;
         } else if let Phase::Dead(why) = &self.state.lock().phase {
             // each write was durable when it was acknowledged
             return Err(io::Error::other(why.clone()));
@@ -435,12 +459,12 @@ impl Shared {
         if self.write { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EROFS)) }
     }
 
-    fn read_as(&self, block: u64, buf: &mut [u8], fenced: bool) -> io::Result<()> {
+    fn read_as(&self, block: u64, buf: &mut [u8], way: Way) -> io::Result<()> {
         let (start, chunk, bytes) = (block * BLOCK_BYTES as u64, self.chunk(), buf.len());
         let ops = (0..bytes)
             .step_by(chunk)
             .map(|at| Op::Read { offset: start + at as u64, bytes: chunk.min(bytes - at) as u32 });
-        self.run_waves(ops, (fenced, false), |first, answers| {
+        self.run_waves(ops, (way, false), |first, answers| {
             for (i, data) in answers.into_iter().enumerate() {
                 let at = (first + i) * chunk;
                 buf[at..at + data.len()].copy_from_slice(&data);
@@ -456,7 +480,7 @@ impl Device for NbdDevice {
 
     fn read(&self, block: u64, buf: &mut [u8]) -> io::Result<()> {
         check_range(self.blocks(), block, buf.len(), io::ErrorKind::UnexpectedEof)?;
-        self.shared.read_as(block, buf, true)
+        self.shared.read_as(block, buf, Way::Fenced)
     }
 
     fn write_batch(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
@@ -464,7 +488,7 @@ impl Device for NbdDevice {
         shared.may_write()?;
         check_ops(self.blocks(), ops)?;
         let large = bytes_of(ops) > throttle::SMALL_BYTES;
-        let written = shared.run_waves(shared.writes(ops, false), (true, large), |_, _| {});
+        let written = shared.run_waves(shared.writes(ops, false), (Way::Fenced, large), |_, _| {});
         // also of one that failed something may be written
         shared.gate.wrote();
         written
@@ -481,7 +505,7 @@ impl Device for NbdDevice {
             }
             shared.may_write()?;
             check_ops(self.blocks(), ops)?;
-            let written = shared.run_waves(shared.writes(ops, true), (true, false), |_, _| {});
+            let written = shared.run_waves(shared.writes(ops, true), (Way::Fenced, false), |_, _| {});
             if written.is_err() {
                 shared.gate.wrote();
             }
@@ -516,7 +540,7 @@ impl Device for NbdDevice {
             bytes: TRIM_BYTES.min(bytes - at) as u32,
             fua,
         });
-        let trimmed = shared.run_waves(ops, (true, false), |_, _| {});
+        let trimmed = shared.run_waves(ops, (Way::Fenced, false), |_, _| {});
         shared.gate.wrote();
         trimmed.map_err(|e| match e.raw_os_error() {
             Some(libc::EOPNOTSUPP) => io::Error::new(io::ErrorKind::Unsupported, e),
@@ -530,7 +554,7 @@ impl Device for NbdDevice {
         if blocks > self.blocks() {
             // Many servers fix the size for each connection: those that there are know the old one.
             shared.connect_anew();
-            shared.read_as(blocks - 1, &mut [0; BLOCK_BYTES], true)?;
+            shared.read_as(blocks - 1, &mut [0; BLOCK_BYTES], Way::Fenced)?;
             shared.blocks.fetch_max(blocks, Ordering::AcqRel);
         }
         Ok(blocks)
@@ -593,16 +617,21 @@ struct BesideTheFence<'a>(&'a Shared);
 
 impl RecordIo for BesideTheFence<'_> {
     fn read_record(&mut self, block: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.0.read_as(block, buf, false)
+        self.0.read_as(block, buf, Way::Record)
     }
 
     fn write_record(&mut self, block: u64, buf: &[u8]) -> io::Result<()> {
         self.0.may_write()?;
         let fua = self.0.export.can_fua();
-        self.0.run(vec![Op::Write { block, data: buf.into(), fua, kept: false }], false)?;
+        self.0.run(vec![Op::Write { block, data: buf.into(), fua, kept: false }], Way::Record)?;
         if !fua {
-            self.0.gate.wrote();
-            self.0.gate.flush(|| self.0.flush_once())?;
+            self.0.run(vec![Op::Flush], Way::Record).inspect_err(|e| {
+                // The server says so once: others' writes may be lost. One that is late says nothing: what it was to make durable
+                // is sent again, and flushed by who waits for that.
+                if e.raw_os_error().is_some() {
+                    self.0.gate.fail(e);
+                }
+            })?;
         }
         Ok(())
     }

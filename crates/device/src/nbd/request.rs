@@ -16,6 +16,8 @@ pub(super) struct Request {
     pub(super) kept: Option<u64>,
     pub(super) batch: Arc<Batch>,
     pub(super) index: usize,
+    /// Of the owner record: where it is late it ends, and nothing else does.
+    pub(super) record: bool,
 }
 
 /// What is asked of the server. Lengths are at most [`super::CHUNK_BYTES`], of a TRIM [`super::TRIM_BYTES`].
