@@ -28,7 +28,13 @@ impl Link {
     /// Hands a request to the kernel.
     pub(super) fn send(&self, request: &Request) -> io::Result<()> {
         let _sending = self.sending.lock();
-        self.socket.send(&request.op.head(request.cookie), request.op.data())
+        self.whole(self.socket.send(&request.op.head(request.cookie), request.op.data()))
+    }
+
+    /// Of who still has the right to send: behind a request that has gone out in part nothing follows, which the server would take
+    /// for its rest.
+    fn whole(&self, sent: io::Result<()>) -> io::Result<()> {
+        sent.inspect_err(|_| self.socket.abort())
     }
 
     /// As [`Self::send`], or fails by the deadline, for whoever sends meanwhile, too: it is the keeper that sees that they are late.
@@ -41,8 +47,8 @@ impl Link {
             }
         };
         let timed = Timed { socket: &self.socket, by: &by };
-        timed.send(&request.op.head(request.cookie), request.op.data())?;
-        self.socket.set_write_patience(None)
+        let sent = timed.send(&request.op.head(request.cookie), request.op.data());
+        self.whole(sent.and_then(|()| self.socket.set_write_patience(None)))
     }
 
     /// Says good-bye, where nobody is just sending.
@@ -134,5 +140,31 @@ impl Shared {
             }
         }
         request.batch.end(request.index, result);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::request::{Batch, Op};
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn nothing_follows_a_part_of_a_request() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let link = Link::new(0, Arc::new(Socket::Unix(ours)));
+        let write = |bytes: usize| {
+            let op = Op::Write { block: 0, data: vec![1; bytes].into(), fua: false, kept: false };
+            Request { cookie: 0, op, kept: None, batch: Batch::of(1), index: 0, record: false }
+        };
+        // more than the kernel keeps of it
+        let e = link.send_by(&write(64 << 20), Instant::now() + Duration::from_millis(50)).unwrap_err();
+        assert_eq!(e.kind(), io::ErrorKind::TimedOut);
+        // the server takes all that comes, until the connection is gone
+        let server = std::thread::spawn(move || io::copy(&mut theirs, &mut io::sink()));
+        let behind = link.send(&write(4096));
+        drop(link);
+        server.join().unwrap().unwrap();
+        behind.unwrap_err();
     }
 }
