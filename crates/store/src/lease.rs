@@ -167,6 +167,8 @@ struct Owner {
     nonce: [u8; 16],
     numbers: Mutex<Numbers>,
     fence: Arc<Fence>,
+    /// The device may have by now that nobody has the lease.
+    giving_back: AtomicBool,
     stop_renewing: AtomicBool,
     stop_winding: AtomicBool,
     lock: Mutex<()>,
@@ -290,6 +292,7 @@ impl Holder {
         }
         self.owner.stop(&self.owner.stop_renewing, self.renewing.take());
         if given_back && self.owner.fence.is_open() {
+            self.owner.giving_back.store(true, SeqCst);
             let done = self.owner.device.remote().map(|r| self.owner.write(&mut *r.record_io(), GIVEN_BACK));
             if let Some(Err(e)) = done {
                 tracing::warn!(device = %self.owner.device.name(), error = %e, "the lease ends by itself");
@@ -325,6 +328,7 @@ impl Owner {
             nonce,
             numbers: Mutex::default(),
             fence: Arc::new(Fence::new(lease / 8)),
+            giving_back: AtomicBool::new(false),
             stop_renewing: AtomicBool::new(false),
             stop_winding: AtomicBool::new(false),
             lock: Mutex::default(),
@@ -460,7 +464,8 @@ impl Owner {
             self.check_ours(io)?;
             let pass = self.fence.beside();
             let submitted = boot_time();
-            let ended = submitted >= self.fence.deadline();
+            // what is given back anybody may take, whether or not its answer has come
+            let ended = submitted >= self.fence.deadline() || self.giving_back.load(SeqCst);
             if ended && submitted.saturating_sub(began) > WINDOW {
                 // What was read is old: somebody else's record may be there by now, and must not be written over.
                 continue;

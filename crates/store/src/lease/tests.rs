@@ -203,6 +203,31 @@ fn a_slow_write_of_a_lease_that_has_ended_loses_it() {
     assert!(owner.fence.lost().is_some() && !owner.fence.is_open());
 }
 
+/// Its connection broke before the answer to the record that gives the lease back: the device may have that, and another one the
+/// lease, though it would last for long.
+#[test]
+fn what_is_given_back_is_not_taken_from_the_next_one() {
+    let device = Elsewhere::new(IO_TIMEOUT);
+    let owner = Arc::new(holder(&device, Duration::from_secs(60)));
+    let (returning, back) = (Returning(Arc::downgrade(&owner)), Arc::downgrade(&device));
+    let mut holder = Holder { owner: Arc::clone(&owner), renewing: None, winding: None };
+    *device.submits.lock() = Some(Box::new(move |_| {
+        let device = back.upgrade().unwrap();
+        // it finds its own record, and the other one comes before it has written the next
+        *device.answered.lock() = Some(Box::new(|memory| {
+            std::thread::sleep(2 * WINDOW);
+            let mut r = OwnerRecord::empty();
+            (r.nonce, r.state) = ([7; 16], HELD);
+            memory.write(BLOCK, &r.to_block(VOLUME, BLOCK, 1)).unwrap();
+        }));
+        returning.rejoin(&mut Io(&device)).unwrap_err();
+        assert!(is_the_others(&device), "the other's record was written over");
+        *device.breaks.lock() = true;
+    }));
+    holder.end(true);
+    assert!(is_the_others(&device) && owner.fence.lost().is_some());
+}
+
 /// The server's disk is a snapshot of some renewals ago, with a record of ours.
 #[test]
 fn a_disk_from_before_a_confirmed_renewal_loses_the_lease() {
