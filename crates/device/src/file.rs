@@ -478,6 +478,10 @@ impl Device for FileDevice {
         throttle::through(&self.throttle, bytes, || self.write_through(ops, bytes))
     }
 
+    fn end_sync(&self) {
+        drop(throttle::flushed(&self.throttle));
+    }
+
     fn flush(&self) -> io::Result<()> {
         let _sync = throttle::flushed(&self.throttle);
         self.gate.flush(|| {

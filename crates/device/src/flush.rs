@@ -217,6 +217,9 @@ impl Device for SharedFlushes {
     fn write_batch_through(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
         self.inner.write_batch_through(ops)
     }
+    fn end_sync(&self) {
+        self.inner.end_sync();
+    }
     fn flush(&self) -> io::Result<()> {
         // whether there is anything to be flushed the device knows
         self.gate.wrote();

@@ -101,6 +101,10 @@ pub trait Device: Send + Sync + std::fmt::Debug {
         self.write_batch(ops)
     }
 
+    /// This thread has written by [`Self::write_batch_through`], and leaves the flush to another one: nobody waits for its sync any
+    /// longer.
+    fn end_sync(&self) {}
+
     /// Makes every write that returned before this call durable.
     ///
     /// # Errors

@@ -171,6 +171,11 @@ impl Store {
         written
     }
 
+    /// This thread has written by [`Self::write_batch_through`], and may leave the flush of a device to another one.
+    pub fn end_syncs(&self) {
+        (0..self.devices()).for_each(|d| self.device(d).end_sync());
+    }
+
     fn write_by(
         &self,
         ops: &[(BlockAddr, Vec<&[u8]>)],

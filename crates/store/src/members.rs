@@ -203,6 +203,11 @@ impl Device for Member {
     fn write_batch_through(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
         self.with(|d| d.write_batch_through(ops))
     }
+    fn end_sync(&self) {
+        if let Some(device) = &*self.inner.read() {
+            device.end_sync();
+        }
+    }
     fn flush(&self) -> io::Result<()> {
         // what lay on one that has left is nobody's
         let flushed = self.inner.read().as_ref().map_or(Ok(()), |d| d.flush());

@@ -56,6 +56,10 @@ impl Device for WatchedDevice {
         self.note(self.below.write_batch_through(ops))
     }
 
+    fn end_sync(&self) {
+        self.below.end_sync();
+    }
+
     fn flush(&self) -> io::Result<()> {
         self.note(self.below.flush())
     }

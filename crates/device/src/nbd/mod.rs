@@ -513,6 +513,10 @@ impl Device for NbdDevice {
         })
     }
 
+    fn end_sync(&self) {
+        drop(throttle::flushed(&self.shared.throttle));
+    }
+
     fn flush(&self) -> io::Result<()> {
         let _sync = throttle::flushed(&self.shared.throttle);
         self.shared.gate.flush(|| {

@@ -137,6 +137,7 @@ impl MountedVolume {
             }
         }
         if !results.iter().any(|r| matches!(r, Ok(true))) {
+            self.store.end_syncs();
             return results;
         }
         let ids: SmallVec<[DomainId; 2]> = going.iter().map(|(d, _)| *d).collect();
@@ -174,7 +175,10 @@ impl MountedVolume {
                 Box::new(move || {
                     d.run_near();
                     let _spending = d.shared.spend(&d.budget);
-                    d.write_batches(batches)
+                    let written = d.write_batches(batches);
+                    // the flush may be another thread's
+                    d.store.end_syncs();
+                    written
                 })
             };
             return self.committers.side_by_side(parts.into_iter().map(write).collect());
@@ -226,7 +230,10 @@ impl MountedVolume {
             let d = self.dom(*d).clone();
             Box::new(move || flush(&d))
         };
-        self.committers.side_by_side(wrote.iter().map(part).collect())
+        let flushed = self.committers.side_by_side(wrote.iter().map(part).collect());
+        // what this thread wrote others may have flushed
+        self.store.end_syncs();
+        flushed
     }
 
     /// Gives the error of domain `d` to these results: itself to the first, to the others that the domain failed.

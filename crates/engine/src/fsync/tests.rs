@@ -1,5 +1,6 @@
 //! Syncs beside changes of names.
 
+mod apart;
 mod full_ring;
 mod put_aside;
 mod told;
@@ -61,14 +62,17 @@ fn what_a_sync_has_seen_does_not_move_below_what_is_not_durable() {
     }
 }
 
+/// A volume of two domains on these devices.
+fn of_two_domains(devices: Vec<Arc<dyn Device>>) -> Volume {
+    let o = MkfsOptions { domains: Some(2), placement: Placement::Spread, ..MkfsOptions::default() };
+    crate::mkfs::format(&devices, &o).unwrap();
+    Volume::mount(devices, MountOptions { background: false, ..MountOptions::default() }).unwrap()
+}
+
 /// A volume of two domains on a device with faults, and so many files, written and not durable.
 fn with_unsynced(files: usize) -> (Volume, Arc<FaultDevice>, Vec<InodeNo>) {
     let faults = Arc::new(FaultDevice::new(Arc::new(MemDevice::new(16384)), 1));
-    let device: Arc<dyn Device> = faults.clone();
-    let o = MkfsOptions { domains: Some(2), placement: Placement::Spread, ..MkfsOptions::default() };
-    crate::mkfs::format(std::slice::from_ref(&device), &o).unwrap();
-    let o = MountOptions { background: false, ..MountOptions::default() };
-    let v = Volume::mount(vec![device], o).unwrap();
+    let v = of_two_domains(vec![faults.clone()]);
     let files =
         (0..files).map(|i| make(&v, InodeNo::ROOT, &format!("f{i}-"), FileKind::File, &[]).0).collect::<Vec<_>>();
     v.sync().unwrap();
