@@ -251,6 +251,48 @@ fn what_needs_no_nodes_is_written() {
     is_whole(device, v);
 }
 
+/// Files in pieces whose blocks all move, where commits have little of their reserve left: what takes blocks away is never refused.
+/// The tree of such a file is written anew, and has the nodes of the old one.
+#[test]
+fn ranges_are_taken_out_on_a_volume_without_inodes() {
+    const PAGE: u64 = 4096;
+    let (device, v) = volume(1, 64);
+    let open = |n: u64| v.open(create(&v, InodeNo::ROOT, &format!("f{n}")).unwrap()).unwrap();
+    let files: Vec<_> = (0..20).map(open).collect();
+    let others: Vec<_> = (0..300).map(|n| create(&v, InodeNo::ROOT, &format!("o{n}")).unwrap()).collect();
+    for f in &files {
+        v.append(f, &vec![7; 600 * 4096]).unwrap();
+        v.sync().unwrap();
+    }
+    fill_up(&v);
+    let mut refused = 0;
+    for round in 0..3 {
+        let name = format!("user.{round}");
+        let set = |ino: &&InodeNo| !done(v.setxattr(**ino, name.as_bytes(), &[1; 3000], XattrMode::Set));
+        refused += others.iter().filter(set).count();
+        v.sync().unwrap();
+    }
+    // downwards, so that leaves which split are left half full
+    for (f, at) in files.iter().flat_map(|f| (0..300u64).rev().map(move |at| (f, at))) {
+        v.fallocate(f, FallocMode::PunchHole, (at * 2 + 1) * PAGE, PAGE).unwrap();
+    }
+    v.sync().unwrap();
+    for round in 0..3 {
+        files.iter().for_each(|f| v.fallocate(f, FallocMode::CollapseRange, 0, PAGE).unwrap());
+        v.sync().unwrap_or_else(|e| panic!("{round}: {e}"));
+    }
+    assert!(refused > 300, "{refused} refused");
+    for f in &files {
+        assert_eq!(v.getattr(f.ino()).unwrap().size, 597 * PAGE);
+        let (mut first, mut second) = ([0; 4096], [1; 4096]);
+        v.read(f, 0, &mut second).unwrap();
+        v.read(f, PAGE, &mut first).unwrap();
+        assert!(first == [7; 4096] && second == [0; 4096]);
+    }
+    drop(files);
+    is_whole(device, v);
+}
+
 /// A volume on two devices of so many MiB.
 fn on_two_devices(mib: [u64; 2]) -> (Vec<Arc<dyn Device>>, Volume) {
     let devices: Vec<Arc<dyn Device>> = mib.iter().map(|n| Arc::new(MemDevice::new(n * 256)) as _).collect();

@@ -126,7 +126,7 @@ pub struct ExtentMap {
     written: (Vec<u64>, Vec<u64>),
     /// Blocks at which leaves came, went or moved their border, and whose index nodes are to be looked at again.
     moved: Vec<u64>,
-    /// Nodes that the durable tree may still use and the next layout gives up.
+    /// Nodes that the durable tree may still use and the next layout uses again or gives up.
     dropped: Vec<NodeId>,
     blocks: u64,
     count: usize,

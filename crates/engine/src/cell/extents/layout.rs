@@ -31,8 +31,8 @@ pub struct Layout {
 impl ExtentMap {
     /// Decides between inline and tree and gives what has to be written. The map then counts as written.
     ///
-    /// Inline where all extents encode into `inline_budget` bytes; otherwise every leaf gets a node from
-    /// `alloc`, and the record the references, which fit the budget too (a budget of 2800 is always enough;
+    /// Inline where all extents encode into `inline_budget` bytes; otherwise every leaf gets a node, one that the map no longer
+    /// uses or one from `alloc`, and the record the references, which fit the budget too (a budget of 2800 is always enough;
     /// less makes index nodes come earlier).
     ///
     /// # Errors
@@ -56,7 +56,7 @@ impl ExtentMap {
             if let Some(leaf) = self.leaves.get_mut(first)
                 && leaf.node.is_none()
             {
-                leaf.node = Some(alloc()?);
+                leaf.node = Some(Self::node_again(&mut self.dropped, alloc)?);
                 if !self.index.is_empty() {
                     self.moved.push(*first);
                 }
@@ -71,7 +71,7 @@ impl ExtentMap {
                 if let Some(i) = self.index.get_mut(first)
                     && i.node.is_none()
                 {
-                    i.node = Some(alloc()?);
+                    i.node = Some(Self::node_again(&mut self.dropped, alloc)?);
                 }
             }
         }
@@ -106,6 +106,12 @@ impl ExtentMap {
         };
         self.written = wrote;
         Ok(Layout { content: Content::Tree { depth, refs }, write, dropped: std::mem::take(&mut self.dropped) })
+    }
+
+    /// A node that the tree has just given up, else a new one. A tree that is written anew, because its blocks moved within the
+    /// file, would else take as many new ones as it has, in a commit: the old ones are free only once that is durable.
+    fn node_again(dropped: &mut Vec<NodeId>, alloc: &mut dyn FnMut() -> Result<NodeId>) -> Result<NodeId> {
+        dropped.pop().map_or_else(alloc, Ok)
     }
 
     /// Whether so many extents more could be more than a tree holds, wherever they come: who adds some refuses it
