@@ -37,7 +37,8 @@ pub struct OpenHow {
     pub truncate: bool,
     /// Fail where the last part of the path is a symbolic link (O_NOFOLLOW).
     pub no_follow: bool,
-    /// Permissions of a new file.
+    /// Permissions of a new file. In a set-group-ID directory whose group the maker is not of, one that its group may execute gets
+    /// no set-group-ID, unless the maker may do all.
     pub mode: u32,
     /// Permissions that a new file does not get, but where the directory has a default ACL: that takes the place of it.
     pub umask: u32,
@@ -303,6 +304,7 @@ impl Volume {
         cred: &Cred,
     ) -> Result<OpenFile> {
         let i = self.mounted();
+        let mode = without_foreign_group(dir, mode, cred);
         let new = NewNode { kind: FileKind::File, mode, umask, rdev: 0, target: b"" };
         i.pace_change(dir.ino);
         loop {
@@ -457,6 +459,20 @@ impl Volume {
         tests::reached(tests::Place::Walked);
         self.mounted().link_in(c, &dir, name, Asker::of(cred)).map(|_| ())
     }
+}
+
+/// Permissions of a new file in a directory: without set-group-ID where the file would run as a group, that of the directory, that its
+/// maker is not of (Linux's `mode_strip_sgid`; the umask comes after it). For who comes by numbers the kernel has done that.
+fn without_foreign_group(dir: &Cell, mode: u32, cred: &Cred) -> u32 {
+    const SET_GROUP: u32 = 0o2000;
+    const GROUP_EXECUTES: u32 = 0o010;
+    let runs_as_group = SET_GROUP | GROUP_EXECUTES;
+    if mode & runs_as_group != runs_as_group || cred.privileged {
+        return mode;
+    }
+    let st = dir.state.read();
+    let foreign = st.mode & SET_GROUP != 0 && !cred.in_group(st.gid);
+    if foreign { mode & !SET_GROUP } else { mode }
 }
 
 /// What Linux answers where the last part of a path is none that an entry could have: the root's, which is empty, `.` or `..`.

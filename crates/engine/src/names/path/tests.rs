@@ -208,3 +208,34 @@ fn a_link_to_a_name_that_is_there_is_told_so() {
         assert_eq!(format!("{:?}", link(to, mode)), format!("{right:?}"), "{mode:o}");
     }
 }
+
+/// As open(2) has it: a file that its group may execute gets setgid in a directory that hands its group down only from who is of
+/// that group, or may do all.
+#[test]
+fn no_file_runs_as_a_group_that_its_maker_is_not_of() {
+    const GROUP: u32 = 77;
+    for shared in [false, true] {
+        let s = Scene::new(shared, FileKind::File);
+        let set = SetAttr { mode: Some(0o2777), gid: Some(GROUP), ..SetAttr::default() };
+        s.volume.setattr(s.dir, &set).unwrap();
+        let of_group = Cred { groups: Arc::new([5, GROUP]), ..user(OURS) };
+        let by_group = Cred { gid: GROUP, ..user(OURS) };
+        for (name, cred, exclusive, mode, right) in [
+            (b"t/others".as_slice(), user(OURS), false, 0o6755, 0o4755),
+            (b"t/fresh", user(OURS), true, 0o2711, 0o711),
+            // a mark for mandatory locks
+            (b"t/lock", user(OURS), true, 0o2644, 0o2644),
+            (b"t/of_group", of_group, true, 0o2755, 0o2755),
+            (b"t/by_group", by_group, false, 0o2755, 0o2755),
+            (b"t/root", Cred::root(), true, 0o2755, 0o2755),
+        ] {
+            let how = OpenHow { write: true, create: true, exclusive, mode, ..OpenHow::default() };
+            let ino = s.volume.open_path(name, how, &cred).unwrap().ino();
+            let a = s.volume.getattr(ino).unwrap();
+            let name = String::from_utf8_lossy(name);
+            assert_eq!((a.mode & 0o7777, a.gid), (right, GROUP), "{name}, {shared}: {:o}", a.mode);
+        }
+        let sub = s.volume.mkdir_path(b"t/below", 0o755, &user(OURS)).unwrap();
+        assert_eq!((sub.mode & 0o7777, sub.gid), (0o2755, GROUP), "a directory hands the group down, whoever makes it");
+    }
+}
