@@ -221,15 +221,7 @@ impl Fs {
         }
         how.create |= how.exclusive;
         (how.mode, how.umask) = (how.mode & 0o7777, self.umask());
-        let path = bytes(path)?;
-        if path.ends_with(b"/") {
-            // a directory, or nothing
-            if how.create {
-                return Err(Why::IsDir.into());
-            }
-            self.volume().resolve(path, true, self.cred())?;
-        }
-        let open = self.volume().open_path(path, how, self.cred())?;
+        let open = self.volume().open_path(bytes(path)?, how, self.cred())?;
         let file = self.handle(open, options);
         if how.truncate {
             file.drop_capabilities()?;

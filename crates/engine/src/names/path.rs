@@ -112,9 +112,13 @@ impl Volume {
         let look = follow || path.ends_with(b"/");
         let root = self.mounted().dir_cell(InodeNo::ROOT)?;
         self.mounted().root_generation.get_or_init(|| root.generation);
+        let mut slash = path.ends_with(b"/");
         let (mut at, mut todo) = match self.steps(root, path, look, cred)? {
-            Step::Done { dir, name, found } => return Ok(Walked { dir, name: Cow::Borrowed(name), found }),
-            Step::Link { dir, path } => (dir, path),
+            Step::Done { dir, name, found } => return Ok(Walked { dir, name: Cow::Borrowed(name), found, slash }),
+            Step::Link { dir, path, slash: more } => {
+                slash |= more;
+                (dir, path)
+            }
         };
         // the first symlink is behind us
         for _ in 1..=SYMLINKS_MAX {
@@ -123,9 +127,12 @@ impl Volume {
             }
             let (dir, path) = match self.steps(at, &todo, look, cred)? {
                 Step::Done { dir, name, found } => {
-                    return Ok(Walked { dir, name: Cow::Owned(name.to_vec()), found });
+                    return Ok(Walked { dir, name: Cow::Owned(name.to_vec()), found, slash });
                 }
-                Step::Link { dir, path } => (dir, path),
+                Step::Link { dir, path, slash: more } => {
+                    slash |= more;
+                    (dir, path)
+                }
             };
             (at, todo) = (dir, path);
         }
@@ -152,9 +159,10 @@ impl Volume {
             };
             if c.kind == FileKind::Symlink {
                 let mut path = self.readlink(c.ino)?;
+                let slash = last && path.ends_with(b"/");
                 path.push(b'/');
                 path.extend_from_slice(rest);
-                return Ok(Step::Link { dir: at, path });
+                return Ok(Step::Link { dir: at, path, slash });
             }
             if last {
                 return Ok(Step::Done { dir: at, name: part, found: Some(c) });
@@ -191,7 +199,7 @@ impl Volume {
             Some(c) => c,
             None => self.mounted().lookup_in(&w.dir, &w.name)?,
         };
-        if path.ends_with(b"/") && c.kind != FileKind::Dir {
+        if w.slash && c.kind != FileKind::Dir {
             return Err(Error::NotDir);
         }
         Ok(c)
@@ -239,6 +247,11 @@ impl Volume {
     /// As `open(2)`.
     pub fn open_path(&self, path: &[u8], how: OpenHow, cred: &Cred) -> Result<OpenFile> {
         share(Place::Open);
+        if how.create && path.ends_with(b"/") {
+            // no file is made by such a path, nor opened, whatever is there
+            self.parent_seen(path, cred).map_err(|e| of_no_name(path, e, |_| Error::IsDir))?;
+            return Err(Error::IsDir);
+        }
         let fresh = how.create && how.exclusive;
         if fresh {
             let (above, name) = path.split_at(path.iter().rposition(|b| *b == b'/').map_or(0, |i| i + 1));
@@ -264,6 +277,12 @@ impl Volume {
     /// Opens or creates the last part of a path; `None` where it was removed since the walk came there.
     fn open_walked(&self, mut w: Walked<'_>, how: OpenHow, cred: &Cred) -> Result<Option<OpenFile>> {
         let fresh = how.create && how.exclusive;
+        if w.slash && how.create {
+            return Err(Error::IsDir);
+        }
+        if w.slash && w.found.as_ref().is_some_and(|c| c.kind != FileKind::Dir) {
+            return Err(Error::NotDir);
+        }
         loop {
             let c = match w.found.take() {
                 Some(c) => Some(c),
@@ -359,6 +378,9 @@ impl Volume {
         if self.mounted().lookup_in(&dir, name).is_ok() {
             return Err(Error::Exists);
         }
+        if path.ends_with(b"/") && new.kind != FileKind::Dir {
+            return Err(Error::NotFound);
+        }
         self.permit_cell(&dir, cred, WRITE | SEARCH)?;
         self.mounted().pace_change(dir.ino);
         self.mounted().create_in(&dir, name, new, cred).map(|(_, a)| a)
@@ -413,6 +435,10 @@ impl Volume {
     fn remove_path(&self, path: &[u8], want_dir: bool, cred: &Cred) -> Result<()> {
         let i = self.mounted();
         let (dir, name) = self.parent_seen(path, cred)?;
+        if !want_dir && path.ends_with(b"/") {
+            let found = i.find_in(&dir.arc(), name)?.ok_or(Error::NotFound)?;
+            return Err(if found.kind == FileKind::Dir { Error::IsDir } else { Error::NotDir });
+        }
         i.pace_change(dir.ino);
         #[cfg(test)]
         tests::reached(tests::Place::Walked);
@@ -434,10 +460,41 @@ impl Volume {
         let i = self.mounted();
         let (dir, name) = self.parent_cell(from, cred)?;
         let (new_dir, new_name) = self.parent_seen(to, cred)?;
+        if from.ends_with(b"/") || to.ends_with(b"/") {
+            self.check_slashes((&dir, name, from), (&new_dir.arc(), new_name, to), mode)?;
+        }
         i.pace_change(dir.ino);
         #[cfg(test)]
         tests::reached(tests::Place::Walked);
         i.rename_seen((dir, name), &new_dir, || new_dir.arc(), (new_name, mode), (cred, Asker::of(cred)))
+    }
+
+    /// A slash follows the name of a directory alone, or of what is to be one.
+    ///
+    /// # Errors
+    /// [`Error::NotDir`]. What else refuses the rename comes first where it does in renameat2(2).
+    fn check_slashes(
+        &self,
+        (dir, name, from): (&Arc<Cell>, &[u8], &[u8]),
+        (new_dir, new_name, to): (&Arc<Cell>, &[u8], &[u8]),
+        mode: RenameMode,
+    ) -> Result<()> {
+        let i = self.mounted();
+        let is_dir = |c: &Arc<Cell>| c.kind == FileKind::Dir;
+        if [name, new_name].iter().any(|n| matches!(*n, b"." | b"..")) {
+            // refused for that
+            return Ok(());
+        }
+        let old = i.find_in(dir, name)?.ok_or(Error::NotFound)?;
+        let wrong = match mode {
+            RenameMode::Exchange => {
+                let new = i.find_in(new_dir, new_name)?.ok_or(Error::NotFound)?;
+                to.ends_with(b"/") && !is_dir(&new)
+            }
+            RenameMode::NoReplace if i.find_in(new_dir, new_name)?.is_some() => return Err(Error::Exists),
+            _ => to.ends_with(b"/") && !is_dir(&old),
+        };
+        if wrong || from.ends_with(b"/") && !is_dir(&old) { Err(Error::NotDir) } else { Ok(()) }
     }
 
     /// `link`.
@@ -454,6 +511,9 @@ impl Volume {
 
     fn link_at(&self, c: &Arc<Cell>, to: &[u8], cred: &Cred) -> Result<()> {
         let (dir, name) = self.parent_cell(to, cred)?;
+        if to.ends_with(b"/") {
+            return Err(self.mounted().find_in(&dir, name)?.map_or(Error::NotFound, |_| Error::Exists));
+        }
         self.mounted().pace_change(dir.ino);
         #[cfg(test)]
         tests::reached(tests::Place::Walked);
@@ -491,6 +551,8 @@ struct Walked<'p> {
     name: Cow<'p, [u8]>,
     /// What it names, where that was looked up.
     found: Option<Arc<Cell>>,
+    /// A slash follows the last part, of the path or of a symlink at its end: it names a directory, or nothing.
+    slash: bool,
 }
 
 /// How far the walk came.
@@ -500,10 +562,11 @@ enum Step<'p> {
         name: &'p [u8],
         found: Option<Arc<Cell>>,
     },
-    /// A symlink in `dir`: the path to go on with, from there.
+    /// A symlink in `dir`: the path to go on with, from there. `slash`: it is the last part, and a slash ends it.
     Link {
         dir: Arc<Cell>,
         path: Vec<u8>,
+        slash: bool,
     },
 }
 

@@ -239,3 +239,71 @@ fn no_file_runs_as_a_group_that_its_maker_is_not_of() {
         assert_eq!((sub.mode & 0o7777, sub.gid), (0o2755, GROUP), "a directory hands the group down, whoever makes it");
     }
 }
+
+/// A slash behind the last name, as Linux has it: of a directory, or of one that is to be.
+#[test]
+fn a_slash_follows_directories_alone() {
+    for shared in [false, true] {
+        let s = Scene::new(shared, FileKind::File);
+        let (v, root) = (&s.volume, Cred::root());
+        v.symlink_path(b"sub", b"t/to_dir", &root).unwrap();
+        v.symlink_path(b"ours/", b"t/to_file", &root).unwrap();
+        v.symlink_path(b"none/", b"t/to_none", &root).unwrap();
+        let names = || {
+            let mut names = Vec::new();
+            v.readdir(s.dir, 0, &mut |e| {
+                names.push(e.name.to_vec());
+                true
+            })
+            .unwrap();
+            names.sort();
+            names
+        };
+        let before = names();
+        let is = |done: Result<()>, right: Error, what: &str| {
+            assert_eq!(format!("{done:?}"), format!("{:?}", Err::<(), _>(right)), "{what}, {shared}");
+        };
+        let open = |path: &str, create, exclusive| {
+            let how = OpenHow { read: true, write: create, create, exclusive, mode: 0o600, ..OpenHow::default() };
+            v.open_path(path.as_bytes(), how, &root).map(drop)
+        };
+        is(open("t/ours/", false, false), Error::NotDir, "open of a file");
+        is(open("t/to_file", false, false), Error::NotDir, "open by a symlink with a slash");
+        is(v.resolve(b"t/to_file", true, &root).map(drop), Error::NotDir, "stat by a symlink with a slash");
+        is(open("t/none/", false, false), Error::NotFound, "open of nothing");
+        open("t/sub/", false, false).unwrap();
+        open("t/to_dir//", false, false).unwrap();
+        for path in ["t/ours/", "t/none/", "t/sub/", "t/to_none", "/"] {
+            is(open(path, true, false), Error::IsDir, path);
+        }
+        is(open("t/none/", true, true), Error::IsDir, "exclusive create");
+        is(open("none/none/", true, false), Error::NotFound, "create below nothing");
+        let unlink = |path: &str| v.unlink_path(path.as_bytes(), &root);
+        is(unlink("t/ours/"), Error::NotDir, "unlink of a file");
+        is(unlink("t/to_dir/"), Error::NotDir, "unlink of a symlink");
+        is(unlink("t/sub/"), Error::IsDir, "unlink of a directory");
+        is(unlink("t/none/"), Error::NotFound, "unlink of nothing");
+        is(v.rmdir_path(b"t/to_dir/", &root), Error::NotDir, "rmdir of a symlink");
+        is(v.symlink_path(b"x", b"t/none/", &root).map(drop), Error::NotFound, "symlink");
+        is(v.symlink_path(b"x", b"t/ours/", &root).map(drop), Error::Exists, "symlink over a file");
+        is(v.link_path(b"t/ours", b"t/none/", &root), Error::NotFound, "link");
+        is(v.link_path(b"t/ours", b"t/theirs/", &root), Error::Exists, "link over a file");
+        is(v.link_path(b"t/ours/", b"t/none", &root), Error::NotDir, "link of a file");
+        let rename = |from: &str, to: &str, mode| v.rename_path(from.as_bytes(), to.as_bytes(), mode, &root);
+        use RenameMode::{Exchange, NoReplace, Replace};
+        is(rename("t/ours/", "t/none", Replace), Error::NotDir, "rename of a file");
+        is(rename("t/to_dir/", "t/none", Replace), Error::NotDir, "rename of a symlink");
+        is(rename("t/ours", "t/none/", Replace), Error::NotDir, "rename of a file to a directory's name");
+        is(rename("t/none/", "t/more", Replace), Error::NotFound, "rename of nothing");
+        is(rename("t/ours", "t/sub/", NoReplace), Error::Exists, "rename that replaces nothing");
+        is(rename("t/sub", "t/ours/", Exchange), Error::NotDir, "exchange with a file");
+        is(rename("t/sub", "t/none/", Exchange), Error::NotFound, "exchange with nothing");
+        assert_eq!(names(), before, "nothing of this changed a name");
+        rename("t/ours", "t/sub/", Exchange).unwrap();
+        rename("t/ours/", "t/sub", Exchange).unwrap();
+        rename("t/sub/", "t/moved/", Replace).unwrap();
+        v.mkdir_path(b"t/sub/", 0o755, &root).unwrap();
+        v.rmdir_path(b"t/moved//", &root).unwrap();
+        assert_eq!(names(), before);
+    }
+}
