@@ -508,11 +508,12 @@ class BraidFs(Volume):
 
 
 def is_running(pid):
+    """Not when all its threads have ended: its first one may have left before the others, and they hold its files."""
     try:
         stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] not in ("Z", "X") or len(os.listdir(f"/proc/{pid}/task")) > 1
     except OSError:
         return False
-    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
 def of_threads(pid, look):

@@ -121,8 +121,8 @@ fn run_checked(args: &Args) -> Outcome {
             Ok(0)
         }
         true => {
-            let why = "unmounted, but a device failed before all was written, and what was written last may be lost: see the log of \
-                       the mount, and check it with `braidfs fsck`";
+            let why = "unmounted, but a device failed before all was written, or its server was killed just then, and what was \
+                       written last may be lost: see the log of the mount, and check it with `braidfs fsck`";
             Err(Failure::at("not closed properly:", &show, why))
         }
         false => Ok(0),
