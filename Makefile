@@ -43,7 +43,7 @@ UDEV_RULE := $(DESTDIR)$(LIBDIR)/udev/rules.d/60-braidfs.rules
 UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service braidfs@.service)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy doc api unit heavy heavy-beside mount-then-packages mount-built heavy-long semver as-built lib-as-built top-picture dashboard-picture watch-cost watch-instructions request-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million ten-million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps deps-test lib wheel python python-built python-unit install install-lib uninstall deb deb-test deb-test-built dist blkid-test recovery-bench figures lock-waits times postgres-rates sync-bench resize-kill device-kill tenant-kill tenant-set-kill tenant-rates supervise-kills supervise-peers upgrade-rounds upgrade-peers upgrade-from small-files dist-test clean
+.PHONY: help build demo bench test fmt clippy doc api unit unit-programs unit-then-mounts heavy heavy-beside mount-built heavy-long semver as-built lib-as-built top-picture dashboard-picture watch-cost watch-instructions request-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million ten-million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps deps-test lib wheel python python-built python-unit install install-lib uninstall deb deb-test deb-test-built dist blkid-test recovery-bench figures lock-waits times postgres-rates sync-bench resize-kill device-kill tenant-kill tenant-set-kill tenant-rates supervise-kills supervise-peers upgrade-rounds upgrade-peers upgrade-from small-files dist-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -90,8 +90,8 @@ aging: deps ## file systems that age: filled to 70 to 95 %, overwritten and chur
 # Mount tests, and those of the packages, wait half of their time: the heavy tests have what they leave of the cores.
 # What is skipped is noted in a file of this run, and listed at its end.
 test: export BRAIDFS_SKIPS := $(abspath $(TARGET))/skipped-$(shell echo $$PPID).txt
-test: deps-test layers api fmt clippy doc unit ## everything that must pass before a change goes in (18 to 20 minutes on two cores, compiling included; BRAIDFS_NO_SKIP=1: and run)
-	@$(MAKE) --no-print-directory -j2 mount-then-packages heavy-beside
+test: deps-test layers api fmt clippy doc unit-programs ## everything that must pass before a change goes in (15 to 20 minutes on two cores, compiling included; BRAIDFS_NO_SKIP=1: and run)
+	@$(MAKE) --no-print-directory -j2 unit-then-mounts heavy-beside
 	@scripts/skipped.py list
 
 fmt: ## is everything formatted
@@ -105,22 +105,36 @@ clippy: ## lints, warnings are errors
 doc: ## the documentation of the two public crates, warnings are errors
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --no-deps -p braidfs-fs -p braidfs
 
+UNIT := $(CARGO) test --workspace --exclude braidfs-testkit
+
 unit: ## tests of all crates but the heavy ones
-	@scripts/test-programs.py $(CARGO) test --workspace --exclude braidfs-testkit
+	@scripts/test-programs.py $(UNIT)
 	$(CARGO) test -p braidfs-sync --features lock-waits --lib waits
 	$(PYTHON_UNIT)
 
+unit-programs:
+	$(UNIT) --no-run
+
 # The conflict checker has what the test kit needs of the engine, so that there is one less to compile.
-HEAVY := $(CARGO) test --release -p braidfs-testkit -p braidfs-conflicts --features braidfs-testkit/planted-bugs
+HEAVY := $(CARGO) test --profile heavy -p braidfs-testkit -p braidfs-conflicts --features braidfs-testkit/planted-bugs
 
 heavy: ## model, crash and thread tests, optimised, with bugs on purpose that they must find; shared cache lines, a part
 	@scripts/test-programs.py $(HEAVY)
 
 # Programs whose tests compare times begin last (scripts/test-programs.py), and have the machine to themselves then.
+# What is known to take long is a part of what `make heavy` does of it, unless the caller says how much.
+heavy-beside: export BRAIDFS_CRASH_STATES ?= 60000
+heavy-beside: export BRAIDFS_HARD_STEP ?= 12
+heavy-beside: export BRAIDFS_CRASH_SECOND ?= 48
+heavy-beside: export BRAIDFS_WRITEBACK_STEP ?= 8
+heavy-beside: export BRAIDFS_THREAD_RUNS ?= 60
+heavy-beside: export BRAIDFS_MODEL_OPS ?= 20000
+heavy-beside: export BRAIDFS_DAMAGE_ONE_OF ?= 10
 heavy-beside:
 	@nice -n 19 scripts/test-programs.py $(HEAVY)
 
-mount-then-packages:
+unit-then-mounts:
+	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory mount-built
 	@$(MAKE) --no-print-directory -j2 python-built deb-test-built
 

@@ -1,8 +1,8 @@
 //! Crashes in sequences that are known to be hard, in those of one operation and of several, and in random runs, some of each in
 //! turns, as far as the limits reach, in an order that is always the same.
 //!
-//! `BRAIDFS_CRASH_SECONDS` (default 900) and `BRAIDFS_CRASH_STATES` (default 100000) bound it. All of them, by hours:
-//! `make crash`. A failure is made short for `BRAIDFS_SHRINK_SECONDS` (60) and printed as a test to be kept.
+//! `BRAIDFS_CRASH_SECONDS` (default 900) and `BRAIDFS_CRASH_STATES` (default 100000) bound it. Each `BRAIDFS_CRASH_SECOND`th
+//! recovery of a sequence is crashed itself (default 16), of random runs a quarter of these. All of them, by hours: `make crash`. A failure is made short for `BRAIDFS_SHRINK_SECONDS` (60) and printed as a test to be kept.
 
 use braidfs_testkit::crash::explore::{Limits, in_seconds};
 use braidfs_testkit::crash::minimise::minimise;
@@ -25,6 +25,11 @@ fn crashes_in_short_sequences() {
     limits.until = in_seconds(env_number("BRAIDFS_CRASH_SECONDS", 900));
     limits.states = env_number("BRAIDFS_CRASH_STATES", 100_000);
     limits.failures = 3;
+    let second = env_number("BRAIDFS_CRASH_SECOND", limits.depth.second_every);
+    for (depth, times) in [(&mut limits.depth, 1), (&mut limits.three, 1), (&mut limits.random, 4)] {
+        depth.second_every = times * second;
+        depth.threads_every = 3 * second;
+    }
     let start = Instant::now();
     let done = Mutex::new(BTreeMap::new());
     let report = brief(&plan, &bases, &limits, TURNS, &|part, n, _, _| {
