@@ -9,6 +9,7 @@ pub mod shared;
 pub mod space;
 pub mod tables;
 mod taken;
+mod unnamed;
 pub mod volume;
 
 /// Groups of a volume that one thread scans: it is read sooner than threads start.

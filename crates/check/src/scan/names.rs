@@ -6,6 +6,7 @@
 
 use super::lost::{LostFound, restore_dirs};
 use super::taken::give_names_back;
+use super::unnamed::drop_unnamed;
 use crate::codes;
 use crate::model::Model;
 use crate::model::inodes::{Name, NameKey, Seen};
@@ -29,8 +30,9 @@ pub fn check(m: &mut Model) {
     give_names_back(m);
     drop_orphans(m);
     restore_dirs(m);
-    check_entries(m);
-    drop_unnamed(m);
+    let mut index = LinkIndex::default();
+    check_entries(m, &mut index);
+    drop_unnamed(m, &mut index);
     check_links(m);
     reconnect_unlinked(m);
     break_loops(m);
@@ -93,11 +95,11 @@ fn drop_orphans(m: &mut Model) {
 
 /// Finds a link of an inode quickly, also where it has many.
 #[derive(Default)]
-struct LinkIndex(HashMap<InodeNo, HashMap<(InodeNo, u64), usize>>);
+pub struct LinkIndex(HashMap<InodeNo, HashMap<(InodeNo, u64), usize>>);
 
 impl LinkIndex {
     /// The link of `node`, seen as `ino`, to the entry of `dir` whose hash is `key`.
-    fn find(&mut self, name_key: &NameKey, node: InodeNo, ino: Seen<'_>, dir: InodeNo, key: u64) -> Option<usize> {
+    pub fn find(&mut self, name_key: &NameKey, node: InodeNo, ino: Seen<'_>, dir: InodeNo, key: u64) -> Option<usize> {
         let is = |i: usize| Some((ino.parent(i)?, ino.key(name_key, i)?));
         if ino.links() <= MANY_LINKS {
             return (0..ino.links()).find(|&i| ino.parent(i) == Some(dir) && ino.key(name_key, i) == Some(key));
@@ -108,19 +110,18 @@ impl LinkIndex {
 }
 
 /// Checks every entry against the inode that it names, and drops the stale ones.
-fn check_entries(m: &mut Model) {
-    let mut index = LinkIndex::default();
+fn check_entries(m: &mut Model, index: &mut LinkIndex) {
     let mut packed = m.inodes.take_names();
     packed.sort_unstable_by_key(|p| p.0);
     let mut packed = packed.into_iter().peekable();
     for dir in m.inodes.select(|_, i| i.is_dir()) {
         let names = std::iter::from_fn(|| packed.next_if(|p| p.0 <= dir)).last().filter(|p| p.0 == dir);
         if let Some((_, names)) = names.filter(|_| m.inodes.whole(dir).is_none())
-            && confirm(m, &mut index, dir, &names)
+            && confirm(m, index, dir, &names)
         {
             continue;
         }
-        check_entries_of(m, &mut index, dir);
+        check_entries_of(m, index, dir);
     }
 }
 
@@ -213,24 +214,6 @@ fn check_entries_of(m: &mut Model, index: &mut LinkIndex, dir: InodeNo) {
     if let Some(ino) = m.inodes.whole_mut(dir) {
         ino.dirty.entries |= changed || kept.len() != before;
         ino.entries = kept;
-    }
-}
-
-/// Records that came back with a lost node table block and that nothing names were deleted before.
-fn drop_unnamed(m: &mut Model) {
-    let found = |d: &Domain| d.recovered.difference(&d.outdated).copied().collect::<Vec<_>>();
-    let mut recovered: Vec<NodeId> = m.domains.iter().flat_map(found).collect();
-    recovered.sort_unstable();
-    // no inode has the number of an overflow node
-    for node in recovered.into_iter().map(NodeId::inode) {
-        if node != InodeNo::ROOT && m.inodes.get(node).is_some_and(|i| !i.any_linked()) {
-            m.log.add(
-                codes::RECOVERED_UNNAMED,
-                Some(node.node()),
-                "record found again that no directory names: dropped",
-            );
-            m.remove(node);
-        }
     }
 }
 

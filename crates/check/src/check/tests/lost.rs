@@ -1,7 +1,9 @@
 //! What hangs in a directory whose inode is lost keeps its names; what hangs nowhere stays in its domain where no name leaves it.
 
 use super::*;
+use braidfs::{Cred, FileKind, MountOptions, NewNode, Volume};
 use braidfs_format::domain::JournalMode;
+use std::time::Duration;
 
 /// Takes the inode of a directory out of the volume, and nothing else.
 fn lose(m: &mut Model, node: InodeNo) {
@@ -150,4 +152,91 @@ fn a_tenant_without_a_journal_has_a_lost_found_of_its_own() {
     let homes = ["a/lost+found", "lost+found"].map(|p| find(&mut m, p));
     assert_eq!(homes.map(|n| m.domain_of(n)), [Some(1), Some(0)]);
     assert!(m.domains[1].header.unwrap().is_scratch());
+}
+
+/// Loses all of the first block of the node tables.
+fn lose_node_tables(dev: &Arc<SparseDevice>) {
+    let m = volume::read(&[Arc::clone(dev) as Arc<dyn Device>]).unwrap();
+    for (group, _) in (0u32..).zip(&m.bat).filter(|(_, e)| e.domain.is_some()) {
+        m.store.write(m.store.geometry().node_table_addr(group, 0), &[1; 2 * BLOCK_BYTES]).unwrap();
+    }
+}
+
+/// A directory was removed with all that was in it, at once: its last record names what it had. The records of all lie beside
+/// others', and are found again.
+#[test]
+fn what_was_removed_with_its_directory_does_not_come_back_with_the_node_table() {
+    let dev = fresh(32, 1);
+    let options =
+        || MountOptions { background: false, commit_interval: Duration::from_secs(3600), ..MountOptions::default() };
+    let mounted = || Volume::mount(vec![Arc::clone(&dev) as Arc<dyn Device>], options()).unwrap();
+    let (root, me) = (InodeNo::ROOT, Cred::root());
+    let new = |kind| NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" };
+    let make = |v: &Volume, dir, name: &[u8], kind| v.create(dir, name, &new(kind), &me).unwrap().ino;
+    let v = mounted();
+    make(&v, root, b"stays", FileKind::File);
+    let dir = make(&v, root, b"dir", FileKind::Dir);
+    let below = make(&v, dir, b"below", FileKind::Dir);
+    for name in [b"x", b"y"] {
+        make(&v, below, name, FileKind::File);
+    }
+    make(&v, dir, b"z", FileKind::File);
+    v.unmount().unwrap();
+    let v = mounted();
+    [b"x", b"y"].iter().for_each(|name| v.unlink(below, *name).unwrap());
+    v.unlink(dir, b"z").unwrap();
+    v.rmdir(dir, b"below").unwrap();
+    v.rmdir(root, b"dir").unwrap();
+    v.unmount().unwrap();
+    assert_eq!(run(&dev, &FORCE).findings, vec![]);
+    lose_node_tables(&dev);
+    let r = run(&dev, &REPAIR);
+    assert_eq!(r.unfixed(), 0, "{:#?}", r.findings);
+    let dropped = r.findings.iter().filter(|f| f.code == codes::RECOVERED_UNNAMED).count();
+    assert_eq!(dropped, 5, "{:#?}", r.findings);
+    let after = run(&dev, &FORCE);
+    assert_eq!((after.findings, after.files, after.dirs), (vec![], 1, 1), "{:#?}", r.findings);
+    find(&mut model(&dev), "stays");
+}
+
+/// A bucket is lost together with the node table: the links of what was found again tell the names, as those of others do.
+#[test]
+fn files_found_again_keep_their_names_where_a_bucket_is_lost() {
+    let dev = populated();
+    let mut m = model(&dev);
+    let b = find(&mut m, "a/b");
+    let buckets: Vec<BlockAddr> = m.body(b).unwrap().extents.iter().map(|e| e.addr).collect();
+    assert!(buckets.len() > 2, "{buckets:?}");
+    m.store.write(buckets[1], &[1; BLOCK_BYTES]).unwrap();
+    drop(m);
+    lose_node_tables(&dev);
+    let r = run(&dev, &REPAIR);
+    assert_eq!(r.unfixed(), 0, "{:#?}", r.findings);
+    let after = run(&dev, &FORCE);
+    assert_eq!((after.findings, after.files, after.dirs), (vec![], 404, 4));
+    let mut m = model(&dev);
+    for i in 0..400 {
+        find(&mut m, &format!("a/b/file-{i}"));
+    }
+}
+
+/// Nor are those lost whose directory was given up with its record: its name and its number are there.
+#[test]
+fn files_found_again_stay_where_their_directory_is_given_up() {
+    let dev = populated();
+    let mut m = model(&dev);
+    let b = find(&mut m, "a/b");
+    let entry = m.domains[usize::from(m.domain_of(b).unwrap())].entry(&m.store, b.node()).unwrap();
+    m.store.write(entry.addr, &[0; BLOCK_BYTES]).unwrap();
+    drop(m);
+    lose_node_tables(&dev);
+    let r = run(&dev, &REPAIR);
+    assert_eq!(r.unfixed(), 0, "{:#?}", r.findings);
+    let after = run(&dev, &FORCE);
+    // what lay in that node block is gone
+    let lost = 404 - after.files;
+    assert!(after.findings.is_empty() && lost < 64, "{lost}: {:#?}", r.findings);
+    let mut m = model(&dev);
+    assert_eq!(find(&mut m, "a/b"), b);
+    assert!(m.body(b).unwrap().entries.len() as u64 >= 400 - lost);
 }
