@@ -147,6 +147,14 @@ enum Either<'a> {
 }
 use Either::{Packed, Whole};
 
+#[cfg(test)]
+impl<'a> Seen<'a> {
+    /// An inode that is whole.
+    pub fn of(ino: &'a Ino) -> Self {
+        Self(Whole(ino))
+    }
+}
+
 impl Seen<'_> {
     /// Type, as `st_mode >> 12`.
     pub fn kind(&self) -> u8 {

@@ -107,6 +107,13 @@ impl LinkIndex {
         let all = || (0..ino.links()).filter_map(|i| Some((is(i)?, i))).collect();
         self.0.entry(node).or_insert_with(all).get(&(dir, key)).copied()
     }
+
+    /// `node` has got the link `at` to the entry of `dir` whose hash is `key`.
+    fn add(&mut self, node: InodeNo, dir: InodeNo, key: u64, at: usize) {
+        if let Some(all) = self.0.get_mut(&node) {
+            all.insert((dir, key), at);
+        }
+    }
 }
 
 /// Checks every entry against the inode that it names, and drops the stale ones.
@@ -175,7 +182,8 @@ fn check_entries_of(m: &mut Model, index: &mut LinkIndex, dir: InodeNo) {
             m.log.add(codes::ENTRY_GENERATION, Some(dir.node()), why);
             continue;
         }
-        let found = index.find(&name_key, e.node, ino, dir, name_key.of(dir, &e.name));
+        let key = name_key.of(dir, &e.name);
+        let found = index.find(&name_key, e.node, ino, dir, key);
         // An inode that lost its links is believed to hang where it is named.
         let believed = ino.links() == 0 && (ino.links_lost() || ino.nlink() > 0) && e.node != InodeNo::ROOT
             || ino.links_lost() && !ino.is_dir();
@@ -188,7 +196,7 @@ fn check_entries_of(m: &mut Model, index: &mut LinkIndex, dir: InodeNo) {
                 ino.linked.push(false);
                 ino.dirty.links = true;
                 let at = ino.inode.links.len() - 1;
-                index.0.remove(&e.node);
+                index.add(e.node, dir, key, at);
                 m.log.add(codes::ENTRY_STALE, Some(e.node.node()), format!("has lost its link {} in {dir}", name()));
                 at
             }
@@ -238,7 +246,7 @@ fn check_links_of(m: &mut Model, names: &mut NamesOf, node: InodeNo) {
     let links: Vec<(Link, bool)> = ino.inode.links.iter().cloned().zip(ino.linked.iter().copied()).collect();
     // Of several links of a directory the first that has its entry counts.
     let only = if dir { links.iter().position(|l| l.1).or(Some(0)) } else { None };
-    let mut kept: Vec<Link> = Vec::new();
+    let (mut kept, mut distinct): (Vec<Link>, HashSet<&Link>) = Default::default();
     for (i, (link, linked)) in links.iter().enumerate() {
         let (name, parent) = (show(&link.name), link.parent);
         if only.is_some_and(|o| o != i) {
@@ -249,12 +257,13 @@ fn check_links_of(m: &mut Model, names: &mut NamesOf, node: InodeNo) {
             }
             continue;
         }
-        if kept.contains(link) {
+        if distinct.contains(link) {
             m.log.add(codes::LINK_TWICE, Some(node.node()), format!("has the link {name} in {parent} twice"));
             continue;
         }
         if *linked || make_entry(m, names, link, node) {
             kept.push(link.clone());
+            distinct.insert(link);
         }
     }
     if let Some(ino) = m.body(node) {
@@ -429,5 +438,30 @@ fn check_remote(m: &mut Model) {
         let remote = flags & REMOTE != 0;
         let why = if remote { "lacks the flag REMOTE" } else { "has the flag REMOTE without need" };
         m.log.add(codes::REMOTE_FLAG, Some(node.node()), why);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An index that is made anew for each name costs the square of the names.
+    #[test]
+    fn an_index_of_links_learns_of_new_ones() {
+        let key = NameKey::random().unwrap();
+        let (dir, node) = (InodeNo(7), InodeNo(9));
+        let link = |i: usize| Link { parent: dir, name: format!("{i}").into_bytes().into() };
+        let mut ino = new_dir(1, (0..2 * MANY_LINKS).map(link).collect(), 0);
+        let mut index = LinkIndex::default();
+        let asked = |index: &mut LinkIndex, ino: &Ino, i: usize| {
+            index.find(&key, node, Seen::of(ino), dir, key.of(dir, &link(i).name))
+        };
+        assert_eq!(asked(&mut index, &ino, 5), Some(5));
+        for i in 2 * MANY_LINKS..4 * MANY_LINKS {
+            assert_eq!(asked(&mut index, &ino, i), None);
+            ino.inode.links.push(link(i));
+            index.add(node, dir, key.of(dir, &link(i).name), i);
+            assert_eq!((index.0[&node].len(), asked(&mut index, &ino, i)), (i + 1, Some(i)));
+        }
     }
 }
