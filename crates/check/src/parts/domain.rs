@@ -22,18 +22,22 @@ pub struct Mend {
 
 /// The node table of a group. A block of it takes memory only where it says something.
 #[derive(Debug, Default)]
-pub struct Table(Vec<Option<Box<[NodeEntry]>>>);
+pub struct Table {
+    blocks: Vec<Option<Box<[NodeEntry]>>>,
+    /// No slot below this is free, but those that were never asked for.
+    full: u32,
+}
 
 impl Table {
     /// Appends a block of [`NODES_PER_BLOCK`] entries.
     pub fn push(&mut self, block: Vec<NodeEntry>) {
         let blank = block.iter().all(|e| *e == NodeEntry::default());
-        self.0.push((!blank).then(|| block.into_boxed_slice()));
+        self.blocks.push((!blank).then(|| block.into_boxed_slice()));
     }
 
     /// The entry of `slot`.
     pub fn get(&self, slot: u32) -> Option<NodeEntry> {
-        match self.0.get((slot / NODES_PER_BLOCK) as usize)? {
+        match self.blocks.get((slot / NODES_PER_BLOCK) as usize)? {
             Some(block) => block.get((slot % NODES_PER_BLOCK) as usize).copied(),
             None => Some(NodeEntry::default()),
         }
@@ -41,26 +45,32 @@ impl Table {
 
     /// The entry of `slot`, to set it.
     pub fn get_mut(&mut self, slot: u32) -> Option<&mut NodeEntry> {
-        let block = self.0.get_mut((slot / NODES_PER_BLOCK) as usize)?;
+        self.full = self.full.min(slot);
+        let block = self.blocks.get_mut((slot / NODES_PER_BLOCK) as usize)?;
         let blank = || vec![NodeEntry::default(); NODES_PER_BLOCK as usize].into();
         block.get_or_insert_with(blank).get_mut((slot % NODES_PER_BLOCK) as usize)
     }
 
     /// The slots in use.
     pub fn used(&self) -> impl Iterator<Item = (u32, &NodeEntry)> {
-        let blocks = (0u32..).zip(&self.0).filter_map(|(at, b)| Some((at * NODES_PER_BLOCK, b.as_deref()?)));
+        let blocks = (0u32..).zip(&self.blocks).filter_map(|(at, b)| Some((at * NODES_PER_BLOCK, b.as_deref()?)));
         blocks.flat_map(|(first, block)| (first..).zip(block)).filter(|(_, e)| e.used())
     }
 
-    /// The first slot from `from` on that is not in use, nor `kept`.
-    pub fn free(&self, from: u32, kept: impl Fn(u32) -> bool) -> Option<u32> {
-        let is_free = |slot: &u32| self.get(*slot).is_some_and(|e| !e.used()) && !kept(*slot);
-        (from..self.0.len() as u32 * NODES_PER_BLOCK).find(is_free)
+    /// The first slot from `from` on that is not in use, nor `kept`. Who asks again and again, always with the same `from`, does not
+    /// go through all that are in use each time.
+    pub fn free(&mut self, from: u32, kept: impl Fn(u32) -> bool) -> Option<u32> {
+        let end = self.blocks.len() as u32 * NODES_PER_BLOCK;
+        let unused = |slot: &u32| self.get(*slot).is_some_and(|e| !e.used());
+        let first = (self.full.max(from)..end).find(unused).unwrap_or(end);
+        self.full = first;
+        let unused = |slot: &u32| self.get(*slot).is_some_and(|e| !e.used());
+        (first..end).find(|slot| unused(slot) && !kept(*slot))
     }
 
     /// The entries of block `index`.
     pub fn block(&self, index: u32) -> Cow<'_, [NodeEntry]> {
-        match self.0.get(index as usize) {
+        match self.blocks.get(index as usize) {
             Some(Some(block)) => Cow::Borrowed(block),
             _ => Cow::Owned(vec![NodeEntry::default(); NODES_PER_BLOCK as usize]),
         }
@@ -215,5 +225,33 @@ impl Domain {
         if let Some(e) = self.entry(store, node) {
             self.set_entry(store, node, NodeEntry { generation: e.generation, ..NodeEntry::default() });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use braidfs_format::node::USED;
+
+    #[test]
+    fn what_is_in_use_is_not_gone_through_again() {
+        let used = NodeEntry { flags: USED, ..NodeEntry::default() };
+        let mut table = Table::default();
+        (0..3).for_each(|_| table.push(vec![used; NODES_PER_BLOCK as usize]));
+        table.push(vec![NodeEntry::default(); NODES_PER_BLOCK as usize]);
+        let first = 3 * NODES_PER_BLOCK;
+        for slot in first..first + 5 {
+            assert_eq!((table.free(2, |_| false), table.full), (Some(slot), slot));
+            *table.get_mut(slot).unwrap() = used;
+        }
+        assert_eq!((table.free(2, |s| s < first + 7), table.full), (Some(first + 7), first + 5));
+        // one that is freed is found, but not below what is asked for
+        for slot in [0, 9] {
+            *table.get_mut(slot).unwrap() = NodeEntry::default();
+        }
+        assert_eq!((table.free(2, |_| false), table.full), (Some(9), 9));
+        let mut full = Table::default();
+        full.push(vec![used; NODES_PER_BLOCK as usize]);
+        assert_eq!((full.free(0, |_| false), full.full), (None, NODES_PER_BLOCK));
     }
 }

@@ -347,10 +347,11 @@ fn reconnect_unlinked(m: &mut Model) {
 /// A free node of `domain` with its new generation, marked used.
 pub fn take_node(store: &Store, domain: &mut Domain) -> Option<(NodeId, u32)> {
     let g = store.geometry();
-    let (node, generation) = domain.groups.values().find_map(|group| {
+    let Domain { groups, undecided, .. } = domain;
+    let (node, generation) = groups.values_mut().find_map(|group| {
         // the first numbers of the volume are not given out
         let from = if group.number == 0 { InodeNo::ROOT.0 as u32 + 1 } else { 0 };
-        let slot = group.entries.free(from, |slot| domain.undecided.contains(&g.node(group.number, slot)))?;
+        let slot = group.entries.free(from, |slot| undecided.contains(&g.node(group.number, slot)))?;
         Some((g.node(group.number, slot), group.entries.get(slot)?.generation.wrapping_add(1)))
     })?;
     domain.set_entry(store, node, NodeEntry { addr: BlockAddr(0), index: 0, flags: USED, generation, written: 0 });
