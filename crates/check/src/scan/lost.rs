@@ -80,11 +80,7 @@ impl LostFound {
                 (parent, &mut self.0.entry(home).or_insert((parent, names)).1)
             }
         };
-        let mut name = format!("#{}", node.0);
-        while names.contains(name.as_bytes()) {
-            name.push('_');
-        }
-        let name: FileName = name.into_bytes().into();
+        let name = free_name(format!("#{}", node.0).as_bytes(), |name| !names.contains(name));
         let Some(ino) = m.body(node) else { return };
         names.insert(name.clone());
         ino.inode.links = vec![Link { parent, name: name.clone() }];
@@ -93,6 +89,13 @@ impl LostFound {
         let (generation, kind) = (ino.generation, (ino.inode.mode >> 12) as u8);
         add_entry(m, parent, name, node, generation, kind);
     }
+}
+
+/// The first of `name`, `name_`, `name_2`, `name_3` and so on that `fits`: there is no end of names that are short enough.
+fn free_name(name: &[u8], fits: impl Fn(&[u8]) -> bool) -> FileName {
+    let suffixes = [String::new(), "_".into()].into_iter().chain((2u64..).map(|n| format!("_{n}")));
+    let mut names = suffixes.map(|suffix| [name, suffix.as_bytes()].concat());
+    names.find(|name| fits(name)).unwrap_or_else(|| name.to_vec()).into()
 }
 
 /// The directory in whose `lost+found` an inode without a place goes: the root; of a domain without a journal, whose border no
@@ -124,23 +127,39 @@ fn is_below(m: &Model, dir: InodeNo, node: InodeNo) -> bool {
 
 /// The `lost+found` of `home`, made where it is not there. `None` where no node is free.
 fn lost_found(m: &mut Model, home: InodeNo) -> Option<InodeNo> {
-    let mut name = LOST_FOUND.to_vec();
     let number = m.domain_of(home)?;
-    loop {
-        let entry = m.body(home)?.entries.iter().find(|e| *e.name == *name).map(|e| e.node);
-        match entry {
-            // a tenant's directory may have the name
-            Some(n) if is_dir(m, n) && (m.domain_of(n) == Some(number) || scratch(m, n).is_none()) => return Some(n),
-            Some(_) => name.push(b'_'),
-            None => break,
-        }
+    let entries = m.body(home)?.entries.iter().filter(|e| e.name.starts_with(LOST_FOUND));
+    let named: HashMap<FileName, InodeNo> = entries.map(|e| (e.name.clone(), e.node)).collect();
+    // a tenant's directory may have the name
+    let fits = |n: InodeNo| is_dir(m, n) && (m.domain_of(n) == Some(number) || scratch(m, n).is_none());
+    let name = free_name(LOST_FOUND, |name| named.get(name).is_none_or(|n| fits(*n)));
+    if let Some(there) = named.get(&name) {
+        return Some(*there);
     }
     let store = Arc::clone(&m.store);
     let domain = m.domains.get_mut(usize::from(number))?;
     let (node, generation) = take_node(&store, domain)?;
     let node = node.inode();
-    let link = Link { parent: home, name: name.clone().into() };
+    let link = Link { parent: home, name: name.clone() };
     m.inodes.put(node, new_dir(generation, vec![link], 0o700));
-    add_entry(m, home, name.into(), node, generation, 4);
+    add_entry(m, home, name, node, generation, 4);
     Some(node)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_free_name_is_no_longer_than_a_name_may_be() {
+        let first = b"#5";
+        let mut taken: HashSet<FileName> = (0..254).map(|n| [&first[..], &vec![b'_'; n]].concat().into()).collect();
+        for name in ["#5_2", "#5_3", "#5_4"] {
+            assert_eq!(&*free_name(first, |name| !taken.contains(name)), name.as_bytes());
+            taken.insert(name.as_bytes().into());
+        }
+        assert_eq!(&*free_name(b"#6", |name| !taken.contains(name)), b"#6");
+        taken.insert((*b"#6").into());
+        assert_eq!(&*free_name(b"#6", |name| !taken.contains(name)), b"#6_");
+    }
 }

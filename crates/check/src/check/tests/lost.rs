@@ -240,3 +240,25 @@ fn files_found_again_stay_where_their_directory_is_given_up() {
     assert_eq!(find(&mut m, "a/b"), b);
     assert!(m.body(b).unwrap().entries.len() as u64 >= 400 - lost);
 }
+
+/// Somebody has given all the names that come to mind first.
+#[test]
+fn there_is_no_end_of_names_for_lost_found() {
+    let dev = fresh(64, 1);
+    let mut m = model(&dev);
+    let root = InodeNo::ROOT;
+    for more in 0..=255 - "lost+found".len() {
+        add(&mut m, 0, 0o100_600, &[(root, &format!("lost+found{}", "_".repeat(more)))], Content::None);
+    }
+    let lost = add(&mut m, 0, 0o100_600, &[(root, "lost")], Content::None);
+    repair::write(&mut m).unwrap();
+    assert_eq!(run(&dev, &FORCE).findings, vec![]);
+    let mut m = model(&dev);
+    let ino = m.body(lost).unwrap();
+    (ino.inode.links[0].parent, ino.dirty.links) = (InodeNo(77_777), true);
+    repair::write(&mut m).unwrap();
+    let r = run(&dev, &REPAIR);
+    assert_eq!(r.unfixed(), 0, "{:#?}", r.findings);
+    assert_eq!(run(&dev, &FORCE).findings, vec![]);
+    assert_eq!(find(&mut model(&dev), &format!("lost+found_2/#{}", lost.0)), lost);
+}
