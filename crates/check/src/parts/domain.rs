@@ -173,6 +173,8 @@ pub struct Domain {
     pub tables_doubted: bool,
     /// The journal cannot be replayed and is to be emptied.
     pub reset_journal: bool,
+    /// What its journal held is given up, or may be: the tables may say of a block what was so before it was used anew.
+    pub journal_lost: bool,
     /// Its groups by number.
     pub groups: BTreeMap<u32, Group>,
     /// Nodes whose table entries were found again by a scan.

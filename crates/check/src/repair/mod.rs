@@ -378,6 +378,7 @@ pub fn close_journal(m: &Model, d: &Domain, h: DomainHeader) -> Result<()> {
         header_damaged: false,
         tables_doubted: false,
         reset_journal: false,
+        journal_lost: false,
         groups: Default::default(),
         recovered: Default::default(),
         outdated: Default::default(),

@@ -552,5 +552,9 @@ pub fn hand_over(p: &mut Prepared, m: &mut Model) {
     for d in &mut m.domains {
         d.recovered.extend(p.recovered.remove(&d.number).unwrap_or_default());
         d.doubted.clone_from(&p.doubted);
+        // one that is marked may have been so before, which was told
+        let lost = |f: &Finding| codes::goes_with_journal(f.code) || f.code == codes::DOMAIN_FAILED;
+        d.journal_lost &= !p.marked.contains(&d.number);
+        d.journal_lost |= p.log.findings.iter().any(|f| lost(f) && f.domain.is_none_or(|n| n == d.number));
     }
 }

@@ -3,12 +3,12 @@
 use crate::codes;
 use crate::parts::domain::{Domain, Group};
 use crate::report::Log;
-use crate::rules::group::{LOST_GENERATION, parse_group};
+use crate::rules::group::{LOST_GENERATION, has_owners, owners, parse_group};
 use braidfs_device::{AlignedBuf, BLOCK_BYTES};
 use braidfs_format::bat::BatEntry;
 use braidfs_format::domain::{FAILED, TABLES_SOUND};
 use braidfs_format::geometry::{NODES_PER_BLOCK, SEGMENT_BLOCKS};
-use braidfs_format::group::{lost_table, table_sum};
+use braidfs_format::group::{OWNERS_PER_BLOCK, lost_table, table_sum};
 use braidfs_format::node::{FOUND, NodeBlock, NodeEntry, NodeKind, OVERFLOW, USED};
 use braidfs_format::{BlockAddr, InodeNo, NodeId};
 use braidfs_store::Store;
@@ -85,7 +85,8 @@ fn read_group(store: &Store, log: &mut Log, domain: u16, (number, epoch): (u32, 
 }
 
 /// Makes entries of lost node table blocks again, and brings those of doubtful ones up to date (of all blocks with
-/// `doubt_all`): of all records of a node in valid node blocks of the domain, the newest counts. What was deleted may
+/// `doubt_all`): of all records of a node in valid node blocks of the domain, the newest counts. Blocks that an owner table gives to
+/// an inode are none, whatever their content looks like: it is the user's, and much. What was deleted may
 /// come back this way; the check of the namespace drops what nothing names. An entry of a table that is as new as it must be is
 /// believed where its block is the one that it tells of: what is newer was never committed. Where that block is an older
 /// one (found with `doubt_all`), the newest record that is left stands in for the one that was lost.
@@ -180,9 +181,11 @@ impl Search<'_> {
     fn group(&mut self, group: &Group, pointed: &HashSet<BlockAddr>) {
         let g = self.store.geometry();
         let start = g.group_start(group.number).0;
+        let of_inodes = self.of_inodes(group);
         let is_valid = |at: u32| {
             let segment = group.segments.as_ref().and_then(|s| s.get((at / SEGMENT_BLOCKS) as usize));
-            group.segments_doubtful || segment.is_none_or(|s| s.is_valid(at % SEGMENT_BLOCKS))
+            let valid = group.segments_doubtful || segment.is_none_or(|s| s.is_valid(at % SEGMENT_BLOCKS));
+            valid && !of_inodes.get(at as usize).is_some_and(|is| *is)
         };
         let wanted = |at: &u32| is_valid(*at) || pointed.contains(&BlockAddr(start + u64::from(*at)));
         let mut buf = AlignedBuf::zeroed(RUN_BLOCKS as usize * BLOCK_BYTES);
@@ -202,6 +205,28 @@ impl Search<'_> {
         }
     }
 
+    /// Of each block of `group` whether its owner table says that it is an inode's, where that is as new as it must be. Where a
+    /// journal is given up, blocks may have been used anew since.
+    fn of_inodes(&self, group: &Group) -> Vec<bool> {
+        let mut all = vec![false; group.blocks as usize];
+        if self.domain.journal_lost {
+            return all;
+        }
+        let g = self.store.geometry();
+        for (half, all) in
+            (0u32..).zip(all.chunks_mut(OWNERS_PER_BLOCK as usize)).filter(|(h, _)| has_owners(group, *h))
+        {
+            let pair = Log::default().read(self.store, g.owners_addr(group.number, half / 2, half % 2), 2);
+            let table = owners(self.store, &mut Log::default(), &mut Vec::new(), group, half, &pair);
+            let sound = !table.old && (!table.damaged || group.segments_proven);
+            for (is, owner) in all.iter_mut().zip(table.owners.filter(|_| sound).iter().flatten()) {
+                *is = owner.node.0 != 0;
+            }
+        }
+        all
+    }
+
+    /// Looks at a block; `valid`: there may be records in it that no entry names yet.
     fn block(&mut self, addr: BlockAddr, block: &[u8], valid: bool) {
         let Ok(n) = NodeBlock::check(block, self.store.volume, addr) else { return };
         for (index, r) in (0..n).filter_map(|i| Some((i as u8, NodeBlock::record(block, i).ok()?))) {

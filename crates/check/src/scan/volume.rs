@@ -239,6 +239,7 @@ fn read_domains(m: &mut Model) {
             header,
             tables_doubted: false,
             reset_journal: false,
+            journal_lost: header.is_some_and(|h| h.flags.get() & FAILED != 0),
             groups: BTreeMap::new(),
             recovered: Default::default(),
             outdated: Default::default(),

@@ -2,6 +2,7 @@
 
 use super::*;
 use braidfs::{Cred, FileKind, MountOptions, NewNode, Volume};
+use braidfs_device::CountDevice;
 use braidfs_format::domain::JournalMode;
 use std::time::Duration;
 
@@ -261,4 +262,54 @@ fn there_is_no_end_of_names_for_lost_found() {
     assert_eq!(r.unfixed(), 0, "{:#?}", r.findings);
     assert_eq!(run(&dev, &FORCE).findings, vec![]);
     assert_eq!(find(&mut model(&dev), &format!("lost+found_2/#{}", lost.0)), lost);
+}
+
+/// A file whose content looks like a node block, with a later record of an inode of which the node table is lost.
+#[test]
+fn content_of_files_is_not_taken_for_node_blocks() {
+    let dev = populated();
+    let mut m = model(&dev);
+    let (file, big) = (find(&mut m, "a/b/file-7"), find(&mut m, "a/big"));
+    let domain = m.domain_of(big).unwrap();
+    assert_eq!(m.domain_of(file), Some(domain));
+    let addr = m.body(big).unwrap().extents[3].addr;
+    let store = Arc::clone(&m.store);
+    let (_, mut forged) = Records::new(&store, &m.domains[usize::from(domain)]).get(file.node()).unwrap();
+    forged.version += 1000;
+    forged.payload = Inode { mode: 0o104_777, ..Inode::decode(&forged.payload).unwrap() }.encode();
+    let mut block = NodeBlockBuilder::default();
+    block.push(&forged.encode()).unwrap();
+    store.write(addr, &block.finish(domain, store.volume, addr, 1 << 20)).unwrap();
+    assert_eq!(run(&dev, &FORCE).findings, vec![]);
+    lose_node_tables(&dev);
+    assert_eq!(run(&dev, &REPAIR).unfixed(), 0);
+    let mut m = model(&dev);
+    assert_eq!(m.log.findings, vec![]);
+    assert_eq!(m.body(file).unwrap().inode.mode, 0o100_644);
+}
+
+/// Nor is it read, though something is found which makes the check look for records.
+#[test]
+fn a_check_that_finds_something_reads_no_content_of_files() {
+    let read = |blocks: u32| {
+        let dev = formatted(64, 1, Some(16 << 20));
+        let mut m = model(&dev);
+        let small = add(&mut m, 0, 0o100_600, &[(InodeNo::ROOT, "small")], Content::None);
+        let large = add(&mut m, 0, 0o100_600, &[(InodeNo::ROOT, "large")], Content::None);
+        add_extents(&mut m, large, 1);
+        let ino = m.body(large).unwrap();
+        ino.extents[0].len = blocks;
+        ino.inode.size = u64::from(blocks) * BLOCK_BYTES as u64;
+        ino.inode.blocks = blocks.into();
+        repair::write(&mut m).unwrap();
+        let mut m = model(&dev);
+        set_written(&mut m, small.node(), |w| w + 1);
+        repair::write(&mut m).unwrap();
+        drop(m);
+        let counted = Arc::new(CountDevice::new(dev as Arc<dyn Device>));
+        let report = check(&[Arc::clone(&counted) as Arc<dyn Device>], &FORCE, &JournalReplay, &|_, _, _| {}).unwrap();
+        assert!(report.findings.iter().any(|f| f.code == codes::NODE_BLOCK_OLD), "{:#?}", report.findings);
+        counted.counters().read_blocks
+    };
+    assert_eq!(read(2500), read(100));
 }
