@@ -183,8 +183,8 @@ fn check_with(
         let writes = recount || m.domains.iter().any(|d| d.header_dirty);
         return Ok((report, writes));
     }
-    let told = |f: &Finding| before.iter().any(|b| (b.code, b.domain, b.node) == (f.code, f.domain, f.node));
-    prepare::tell(report.findings.iter().filter(|f| codes::goes_with_journal(f.code) && !told(f)));
+    let told = abouts(&before);
+    prepare::tell(report.findings.iter().filter(|f| codes::goes_with_journal(f.code) && !told.contains(&about(f))));
     let found = report.findings.clone();
     let repaired = repair_until_it_holds(&devices, m, report, recount, how, progress);
     Ok((repaired.map_err(|e| e.after(found))?, false))
@@ -197,12 +197,12 @@ fn add_found_before(m: &mut Model, prepared: &mut Prepared) {
     m.log.findings.retain(|f| f.code != codes::DOMAIN_FAILED || !says(f));
     // What was mended for the replay is no longer found.
     let mut early = std::mem::take(&mut prepared.log.findings);
-    early.retain(|e| !m.log.findings.iter().any(|f| (f.code, f.domain, f.node) == (e.code, e.domain, e.node)));
+    let found = abouts(&m.log.findings);
+    early.retain(|e| !found.contains(&about(e)));
     // A header that was made again says that its repair goes on.
-    let made = |f: &Finding| {
-        early.iter().any(|e| [codes::DOMAIN_LOST, codes::JOURNAL_PLACE].contains(&e.code) && e.domain == f.domain)
-    };
-    m.log.findings.retain(|f| f.code != codes::DOMAIN_FAILED || !made(f));
+    let made = early.iter().filter(|e| [codes::DOMAIN_LOST, codes::JOURNAL_PLACE].contains(&e.code));
+    let made: HashSet<Option<u16>> = made.map(|e| e.domain).collect();
+    m.log.findings.retain(|f| f.code != codes::DOMAIN_FAILED || !made.contains(&f.domain));
     m.log.findings.splice(0..0, early);
     for d in m.domains.iter_mut().filter(|d| d.header.is_some_and(|h| h.flags.get() & CLEAN == 0)) {
         (d.header_dirty, d.reset_journal) = (true, true);
@@ -248,18 +248,24 @@ fn repair_until_it_holds(
     Ok(report)
 }
 
+/// What a finding is about. There may be one for each inode: of many findings a set of these is asked.
+type About = (u32, Option<u16>, Option<u64>);
+
+fn about(f: &Finding) -> About {
+    (f.code, f.domain, f.node)
+}
+
+fn abouts(findings: &[Finding]) -> HashSet<About> {
+    findings.iter().map(about).collect()
+}
+
 /// The findings of `report`, those fixed that are not in `left`, and what only that has.
 fn with_what_is_left(report: FsckReport, left: FsckReport) -> FsckReport {
-    let same = |a: &Finding, b: &Finding| (a.code, a.node, a.domain) == (b.code, b.node, b.domain);
     let mut findings = report.findings;
-    for f in &mut findings {
-        f.fixed = !left.findings.iter().any(|l| same(l, f));
-    }
-    for f in &left.findings {
-        if !findings.iter().any(|o| same(o, f)) {
-            findings.push(f.clone());
-        }
-    }
+    let still = abouts(&left.findings);
+    findings.iter_mut().for_each(|f| f.fixed = !still.contains(&about(f)));
+    let mut known = abouts(&findings);
+    findings.extend(left.findings.iter().filter(|f| known.insert(about(f))).cloned());
     FsckReport { findings, notes: report.notes, ..left }
 }
 

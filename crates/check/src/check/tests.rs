@@ -746,3 +746,20 @@ fn what_was_never_committed_is_not_found_again() {
     assert_eq!(m.domains[0].entry(&store, first), Some(old));
     assert_eq!(m.body(first.inode()).unwrap().inode.mode, 0o100_644);
 }
+
+/// What two rounds find is told once, however much it is: each is asked for in a set.
+#[test]
+fn findings_of_two_rounds_come_together() {
+    let many = 0..200_000u64;
+    let of = |code: u32, nodes: std::ops::Range<u64>| {
+        let mut log = Log::of(0);
+        nodes.for_each(|n| log.add(code, Some(NodeId(n)), ""));
+        FsckReport { findings: log.findings, ..FsckReport::default() }
+    };
+    let (first, mut left) = (of(codes::CHANGES_LOST, many.clone()), of(codes::CHANGES_LOST, 7..many.end + 9));
+    let again = left.findings[0].clone();
+    left.findings.extend([again.clone(), Finding { node: None, ..again }]);
+    let all = with_what_is_left(first, left);
+    assert_eq!(all.findings.len(), many.end as usize + 9 + 1);
+    assert!(all.findings[..7].iter().all(|f| f.fixed) && !all.findings[7..].iter().any(|f| f.fixed));
+}
