@@ -46,7 +46,7 @@ const WITHOUT_RELEASE: u32 = DROP_AFTER.len() as u32;
 /// One that is tried again may be tried so much earlier, with others.
 const TOGETHER: Duration = Duration::from_millis(1);
 
-/// More are not remembered (a `chattr -R` of a large tree): then those that are not immutable are forgotten.
+/// More that are not immutable are not remembered (a `chattr -R` of a large tree): then these are forgotten.
 const KEPT: usize = 1 << 16;
 
 #[derive(Debug, Clone, Copy)]
@@ -117,6 +117,12 @@ impl ToDrop {
     }
 }
 
+/// Whether a table of so many files, of which so many are immutable, is to be gone through for others to forget. It takes as long as there
+/// are files: not for each that comes, however many of them stay.
+fn is_full(files: usize, immutable: usize) -> bool {
+    files - immutable >= KEPT
+}
+
 /// What one process tells the next of such files.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -152,16 +158,12 @@ impl Flagged {
     /// The flags of a file changed.
     pub fn note(&self, ino: InodeNo, ctime: Timestamp, immutable: bool) {
         let mut files = self.files.lock();
-        if files.len() >= KEPT {
+        let before = self.immutable.load(Ordering::Relaxed);
+        if is_full(files.len(), before) {
             files.retain(|_, c| c.immutable);
         }
-        let old = if files.len() < KEPT || immutable {
-            files.insert(ino.0, Change { ctime, immutable, unseen: true })
-        } else {
-            files.remove(&ino.0)
-        };
+        let old = files.insert(ino.0, Change { ctime, immutable, unseen: true });
         self.count.store(files.len(), Ordering::Relaxed);
-        let before = self.immutable.load(Ordering::Relaxed);
         let after = before + usize::from(immutable) - usize::from(old.is_some_and(|c| c.immutable));
         self.immutable.store(after, Ordering::Relaxed);
     }
@@ -468,5 +470,17 @@ mod tests {
             f.note(InodeNo(i), at(1), false);
         }
         assert!(f.files.lock().len() <= KEPT && f.is_immutable(InodeNo(1)));
+    }
+
+    /// They must stay, and others of which the kernel does not know the change time come and go beside them.
+    #[test]
+    fn many_immutable_files_leave_room_for_others() {
+        let (f, many) = (Flagged::default(), KEPT + 100);
+        (1..=many as u64).for_each(|i| f.note(InodeNo(i), at(1), true));
+        let other = InodeNo(1 << 30);
+        f.note(other, at(10), false);
+        assert_eq!(f.not_before(other, at(9)), at(10));
+        assert!((1..=many as u64).all(|i| f.is_immutable(InodeNo(i))));
+        assert!(!is_full(many + KEPT - 1, many) && is_full(many + KEPT, many), "nobody goes through it for each file");
     }
 }
