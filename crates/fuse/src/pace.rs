@@ -46,7 +46,7 @@ use crate::request::{Answer, Handled, Outcome, OwnedRequest, Request};
 use crate::requester::{self, Doing};
 use crate::room::tell_until_known;
 use crate::transport::Later;
-use braidfs::{Demand, DomainId, Spending, Turn, Way};
+use braidfs::{Demand, DomainId, InodeNo, Spending, Turn, Way};
 use braidfs_sync::{Condvar, Mutex, rank};
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -399,6 +399,11 @@ impl BraidFs {
     pub(crate) fn paces_writes(&self, domain: usize) -> bool {
         let domain = DomainId(domain as u16);
         self.vol.rates_limited(domain, Way::Write) || self.vol.serving_limited(domain)
+    }
+
+    /// Whether the kernel is to ask before each `write` to the file, since its tenant's are paced.
+    pub(crate) fn asks_to_pace(&self, ino: InodeNo) -> bool {
+        self.vol.any_rates() && self.domain_index(ino).is_some_and(|d| self.paces_writes(d))
     }
 
     /// Handles a request, or parks it until its tenant's turn.

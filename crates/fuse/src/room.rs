@@ -629,9 +629,7 @@ impl BraidFs {
     /// Whether the kernel is to ask before each `write`: with little room, or where a tenant may write so much in a second
     /// only ([`crate::pace`]).
     fn is_asked(&self, ino: InodeNo) -> bool {
-        self.is_tight(ino)
-            || self.asks_for_quota(ino)
-            || self.vol.any_rates() && self.domain_index(ino).is_some_and(|d| self.paces_writes(d))
+        self.is_tight(ino) || self.asks_for_quota(ino) || self.asks_to_pace(ino)
     }
 
     /// Whether the kernel may hold pages of the file that the volume has not seen: also of one that is written through, what was

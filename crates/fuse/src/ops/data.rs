@@ -41,7 +41,13 @@ impl BraidFs {
                 cx.channel.invalidate(req.node(), false);
             }
         }
-        out.put(&self.keep(file, arg.flags, append_only, cx)?);
+        let open = self.keep(file, arg.flags, append_only, cx)?;
+        // The kernel may know its attributes for long, from when nobody wrote: it is to ask from the first `write` on. Here, with
+        // the handle there to be seen: who limits the tenant now tells the kernel after that.
+        if writes(arg.flags) && open.open_flags & fopen::DIRECT_IO == 0 && self.asks_to_pace(node) {
+            cx.channel.invalidate(req.node(), false);
+        }
+        out.put(&open);
         Ok(Outcome::Reply)
     }
 

@@ -29,14 +29,17 @@ struct Served {
 }
 
 macro_rules! served {
-    () => {{
+    () => {
+        served!(WITHOUT_OPEN)
+    };
+    ($flags:expr) => {{
         static NOW: AtomicU64 = AtomicU64::new(0);
         static RAN: AtomicU64 = AtomicU64::new(0);
         let clocks: [fn() -> Duration; 2] = [
             || Duration::from_nanos(NOW.load(Ordering::Relaxed)),
             || Duration::from_nanos(RAN.load(Ordering::Relaxed)),
         ];
-        Served::new(&NOW, &RAN, clocks)
+        Served::new($flags, &NOW, &RAN, clocks)
     }};
 }
 
@@ -45,7 +48,7 @@ fn id(a: &braidfs::Attr) -> WireId {
 }
 
 impl Served {
-    fn new(now: &'static AtomicU64, ran: &'static AtomicU64, clocks: [fn() -> Duration; 2]) -> Self {
+    fn new(flags: u64, now: &'static AtomicU64, ran: &'static AtomicU64, clocks: [fn() -> Duration; 2]) -> Self {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(1 << 17));
         braidfs::mkfs::format(std::slice::from_ref(&device), &MkfsOptions::default()).unwrap();
         let how = MountOptions {
@@ -59,7 +62,7 @@ impl Served {
         let vol = Arc::new(Volume::mount(vec![device], how).unwrap());
         let (jobs, work) = crate::helpers::queue();
         let (answers, to) = std::io::pipe().unwrap();
-        let fs = BraidFs::new(vol, Negotiated { flags: WITHOUT_OPEN, minor: abi::MINOR }, jobs);
+        let fs = BraidFs::new(vol, Negotiated { flags, minor: abi::MINOR }, jobs);
         let channel = Arc::new(Channel::new(OwnedFd::from(to)));
         let budget = TenantBudget::default();
         let t = fs.vol.tenant_create(WireId::ROOT.ino(), b"t", 0o755, "t", budget, &Cred::root()).unwrap();
@@ -297,6 +300,28 @@ fn writes_through_the_cache_wait_before_they_begin() {
     let read = Some(Rate { per_second: MIB, burst: None });
     s.limit(Rates { read_bps: read, ..Rates::default() });
     assert!(ttl(s.file) > 0, "reads only");
+}
+
+/// Attributes of a file that nobody has open for writing are good for long. Where the kernel tells of opens it has to ask again
+/// from the first one on that writes through the cache.
+#[test]
+fn who_opens_a_file_to_write_is_asked_before_the_first_write() {
+    let s = served!(abi::init::SETXATTR_EXT);
+    let write = Some(Rate { per_second: MIB, burst: None });
+    s.limit(Rates { write_bps: write, ..Rates::default() });
+    let ttl = |node: WireId| s.fs.attr_ttl(&s.fs.vol.getattr(node.ino()).unwrap());
+    let open = |node, flags: i32| {
+        let arg = abi::OpenIn { flags: flags as u32, open_flags: 0 };
+        assert_eq!(s.ask(1, op::OPEN, node, &[arg.as_bytes()]), Ok(Outcome::Reply));
+    };
+    assert!(ttl(s.file) > 0);
+    open(s.file, libc::O_RDONLY);
+    open(s.other, libc::O_RDWR);
+    s.channel.reply_empty(77);
+    open(s.file, libc::O_WRONLY);
+    s.channel.reply_empty(78);
+    assert_eq!((s.answer().0, s.answer()), (77, (0, abi::NOTIFY_INVAL_INODE, size_of::<abi::InvalInodeOut>())));
+    assert_eq!((s.answer().0, ttl(s.file)), (78, 0));
 }
 
 /// A tenant on which too much processor time was spent waits with all that it asks, also with what costs the device nothing: with
