@@ -12,6 +12,13 @@ use crate::volume::{MountedVolume, OpenFile, Volume};
 use std::ops::Range;
 use std::sync::Arc;
 
+/// A read of more bytes is done in pieces of so many at least,
+const PIECE_MIN: usize = 1 << 20;
+/// and of so many at most,
+const PIECE_MAX: usize = 16 << 20;
+/// of this part of what the domain may hold.
+const PIECE_PART: u64 = 32;
+
 fn copy_inline(content: &[u8], offset: u64, buf: &mut [u8]) {
     let rest = usize::try_from(offset).ok().and_then(|at| content.get(at..)).unwrap_or(&[]);
     let n = rest.len().min(buf.len());
@@ -181,11 +188,34 @@ impl MountedVolume {
             }
         }
     }
+
+    /// [`Self::read_then`] of as many bytes as a program likes. All that one piece lacks comes into memory before any of it leaves
+    /// again, and with the inode locked, for which a commit waits, too.
+    #[cold]
+    #[inline(never)]
+    fn read_in_pieces(&self, file: &OpenFile, offset: u64, buf: &mut [u8], f: &mut dyn FnMut(&State)) -> Result<usize> {
+        let c = &file.cell;
+        let part = usize::try_from(self.dom(c.domain).memory.may_hold() / PIECE_PART).unwrap_or(PIECE_MAX);
+        let piece = part.clamp(PIECE_MIN, PIECE_MAX).next_multiple_of(PAGE as usize);
+        // they meet between pages
+        let (mut done, mut end) = (0, piece - (offset % PAGE) as usize);
+        loop {
+            end = end.min(buf.len());
+            let wanted = end - done;
+            let got = self.read_then(c, Some(&file.ahead), offset + done as u64, &mut buf[done..end], &mut *f)?;
+            done += got;
+            if got < wanted || done == buf.len() {
+                return Ok(done);
+            }
+            end += piece;
+        }
+    }
 }
 
 impl Volume {
     /// Reads up to `buf.len()` bytes at `offset`; fewer only at the end of the file. Updates the access time by the
-    /// mount's mode.
+    /// mount's mode. Up to 1 MiB are those of one moment, and up to a 32nd part of the cache where that is more, up to 16 MiB; of
+    /// what is longer each piece is.
     ///
     /// # Errors
     /// [`Error::IsDir`], [`Error::Invalid`] for special files, or of the device.
@@ -224,12 +254,16 @@ impl Volume {
     #[inline(always)]
     fn read_unpaced(&self, file: &OpenFile, offset: u64, buf: &mut [u8], noting: bool) -> Result<usize> {
         let (i, mut due) = (self.mounted(), None);
-        let note = |st: &State| {
+        let mut note = |st: &State| {
             if noting {
                 due = i.access_due(st);
             }
         };
-        let n = i.read_then(&file.cell, Some(&file.ahead), offset, buf, note)?;
+        let n = if buf.len() <= PIECE_MIN {
+            i.read_then(&file.cell, Some(&file.ahead), offset, buf, note)?
+        } else {
+            i.read_in_pieces(file, offset, buf, &mut note)?
+        };
         if let Some(now) = due.filter(|_| n > 0) {
             i.set_atime(&file.cell, now);
         }
