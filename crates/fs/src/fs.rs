@@ -232,22 +232,28 @@ impl Fs {
     /// The inode of a path, of whatever kind, held: its number stays its own for as long.
     fn inode(&self, path: &Path, follow: bool) -> Result<File> {
         let path = bytes(path)?;
-        loop {
-            let attr = self.volume().resolve(path, follow, self.cred())?;
-            if let Some(file) = self.open_inode(&attr)? {
-                return Ok(file);
-            }
-        }
+        let found = self.open_found(|| Ok(Some(self.volume().resolve(path, follow, self.cred())?)))?;
+        found.ok_or_else(|| Why::NotFound.into())
     }
 
-    /// Opens what was looked up; `None` where it was removed in between: another one may have the name.
-    fn open_inode(&self, attr: &Attr) -> Result<Option<File>> {
-        match self.volume().open(attr.ino) {
-            Ok(open) if open.generation() == attr.generation => {
-                Ok(Some(self.handle(open, OpenOptions::new().write(true))))
+    /// Opens what `look` finds, which looks again where that was removed in between: another one may have the name. `None` where
+    /// there is nothing.
+    fn open_found(&self, look: impl Fn() -> Result<Option<Attr>>) -> Result<Option<File>> {
+        let mut gone = None;
+        loop {
+            let Some(attr) = look()? else { return Ok(None) };
+            match self.volume().open(attr.ino) {
+                Ok(open) if open.generation() == attr.generation => {
+                    return Ok(Some(self.handle(open, OpenOptions::new().write(true))));
+                }
+                Ok(_) | Err(Why::NotFound) => {}
+                Err(e) => return Err(e.into()),
             }
-            Ok(_) | Err(Why::NotFound) => Ok(None),
-            Err(e) => Err(e.into()),
+            // a directory of a domain that has failed may name for good what is deleted in memory
+            let now = (attr.ino, attr.generation);
+            if gone.replace(now) == Some(now) && self.volume().domains().iter().any(|d| d.failed.is_some()) {
+                return Ok(None);
+            }
         }
     }
 
@@ -482,18 +488,10 @@ impl Fs {
 
     /// Opens a directory by its name in one that is open; `None` where no directory has the name any more.
     fn directory_in(&self, dir: &File, name: &OsStr) -> Result<Option<File>> {
-        loop {
-            let attr = match self.volume().lookup(dir.open.ino(), name.as_bytes()) {
-                Err(Why::NotFound) => return Ok(None),
-                found => found?,
-            };
-            if attr.kind() != FileKind::Dir {
-                return Ok(None);
-            }
-            if let Some(file) = self.open_inode(&attr)? {
-                return Ok(Some(file));
-            }
-        }
+        self.open_found(|| match self.volume().lookup(dir.open.ino(), name.as_bytes()) {
+            Err(Why::NotFound) => Ok(None),
+            found => Ok(Some(found?).filter(|attr| attr.kind() == FileKind::Dir)),
+        })
     }
 
     /// Gives a file another name; what `to` names is replaced. Atomic, also across a crash.

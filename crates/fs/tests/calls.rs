@@ -1,8 +1,12 @@
 //! The calls by path and by handle, what they answer and refuse.
 
-use braidfs_fs::{Error, FileKind, Fs, Numa, OpenOptions, Options, RenameMode, SetAttr, XattrMode};
+use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
+use braidfs_fs::{
+    Error, FileKind, Fs, MkfsOptions, MountOptions, Numa, OpenOptions, Options, RenameMode, SetAttr, XattrMode,
+};
 use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 fn memory() -> Fs {
@@ -441,4 +445,35 @@ fn options_are_text() {
     assert!(matches!((numa("numa=off"), numa("numa=off,numa=auto")), (Numa::Off, Numa::Auto)));
     assert!(braidfs_fs::parse_mkfs("label=a,domains=2,group-size=4M,inline=0,data-checksums").is_ok());
     assert_eq!(kind(braidfs_fs::parse_mkfs("inline=1M")), ErrorKind::InvalidInput);
+}
+
+/// A directory of a failed domain comes from the device again as it was, and may name what is gone in memory.
+#[test]
+fn a_name_of_what_a_failed_domain_has_removed_is_nowhere() {
+    let faults = Arc::new(FaultDevice::new(Arc::new(MemDevice::new(8192)), 1));
+    let devices: Vec<Arc<dyn Device>> = vec![faults.clone()];
+    braidfs::mkfs::format(&devices, &MkfsOptions { domains: Some(1), ..MkfsOptions::default() }).unwrap();
+    let mount = MountOptions { background: false, cache_bytes: 1, ..MountOptions::default() };
+    let fs = Fs::on(devices, &Options::new(mount)).unwrap();
+    fs.create_dir("d").unwrap();
+    fs.write("d/a", b"").unwrap();
+    fs.create_dir("others").unwrap();
+    for i in 0..600 {
+        fs.write(format!("others/{i}"), [1; 5000]).unwrap();
+    }
+    fs.sync().unwrap();
+    let ino = fs.metadata("d/a").unwrap().attr().ino;
+    fs.remove_file("d/a").unwrap();
+    faults.add(Rule::new(Op::Write, Effect::Fail(5)));
+    fs.sync().unwrap_err();
+    faults.clear();
+    for i in 0..600 {
+        // the directory leaves memory, and the inode does not: somebody asks for it
+        fs.read(format!("others/{i}")).unwrap();
+        assert!(matches!(fs.volume().open(ino), Err(braidfs::Error::NotFound)));
+    }
+    fs.metadata("d/a").expect("the directory is as it was on the device");
+    assert_eq!(kind(fs.set_permissions("d/a", 0o600)), ErrorKind::NotFound);
+    assert_eq!(kind(fs.read_dir("d/a")), ErrorKind::NotFound);
+    assert!(fs.remove_dir_all("d").is_err());
 }
