@@ -42,7 +42,7 @@ pub enum Error {
     /// it commits instead; a commit, for which operations keep room, fails the domain.
     #[error("the journal is full")]
     JournalFull,
-    /// A name of more than 255 bytes, a path or a target of more than 4,095.
+    /// A name of more than 255 bytes, a path of more than 4,096, a target of more than 4,095.
     #[error("file name too long")]
     NameTooLong,
     /// EINVAL, and what was wrong.

@@ -264,6 +264,40 @@ fn what_is_no_name_says_so() {
     assert_eq!(code(fs.set_xattr("f", true, b"user.", b"", XattrMode::Set)), 22);
 }
 
+/// A path has 4,096 bytes at most, whatever is done by it.
+#[test]
+fn a_path_that_is_too_long_is_refused_by_all_calls() {
+    let fs = memory();
+    // 15 times 255 bytes, and 16: a name of 255 makes it 4,096
+    let dir = format!("{}{}/", format!("{}/", "d".repeat(254)).repeat(15), "x".repeat(15));
+    let name = "n".repeat(255);
+    let (fits, long) = (format!("{dir}{name}"), format!("{dir}/{name}"));
+    assert_eq!((fits.len(), long.len()), (4096, 4097));
+    fs.create_dir_all(&dir).unwrap();
+    fs.write("f", b"").unwrap();
+    let fresh = |path: &str| OpenOptions::new().write(true).create_new(true).open(&fs, path).map(drop);
+    type Call<'a> = (&'a str, Box<dyn Fn(&str) -> Result<(), Error> + 'a>);
+    let calls: [Call<'_>; 10] = [
+        ("mkdir", Box::new(|path| fs.create_dir(path))),
+        ("rmdir", Box::new(|path| fs.remove_dir(path))),
+        ("open with O_EXCL", Box::new(fresh)),
+        ("unlink", Box::new(|path| fs.remove_file(path))),
+        ("open with O_CREAT", Box::new(|path| fs.create(path).map(drop))),
+        ("rename", Box::new(|path| fs.rename(path, "g"))),
+        ("rename to", Box::new(|path| fs.rename("g", path))),
+        ("stat", Box::new(|path| fs.metadata(path).map(drop))),
+        ("unlink", Box::new(|path| fs.remove_file(path))),
+        ("link to", Box::new(|path| fs.hard_link("f", path))),
+    ];
+    for (what, call) in calls {
+        assert_eq!(call(&long).map_err(|e| e.errno()), Err(36), "{what}: ENAMETOOLONG");
+        call(&fits).unwrap_or_else(|e| panic!("{what}: {e}"));
+    }
+    assert_eq!(fs.symlink("f", &long).map_err(|e| e.errno()), Err(36));
+    // with what there is no name for, too
+    assert_eq!(fs.create(format!("{long}/")).map(drop).map_err(|e| e.errno()), Err(36));
+}
+
 /// What is there all the time is listed once, while others come and go.
 #[test]
 fn a_listing_goes_on_while_names_change() {

@@ -221,6 +221,9 @@ impl Volume {
 
     /// [`Self::parent_cell`], to be looked at.
     fn parent_seen<'p>(&self, path: &'p [u8], cred: &Cred) -> Result<(CellRef<'_>, &'p [u8])> {
+        if path.len() > PATH_MAX {
+            return Err(Error::NameTooLong);
+        }
         let trimmed = &path[..path.len() - path.iter().rev().take_while(|b| **b == b'/').count()];
         let at = trimmed.iter().rposition(|b| *b == b'/').map_or(0, |i| i + 1);
         let name = &trimmed[at..];
@@ -251,6 +254,9 @@ impl Volume {
             // no file is made by such a path, nor opened, whatever is there
             self.parent_seen(path, cred).map_err(|e| of_no_name(path, e, |_| Error::IsDir))?;
             return Err(Error::IsDir);
+        }
+        if path.len() > PATH_MAX {
+            return Err(Error::NameTooLong);
         }
         let fresh = how.create && how.exclusive;
         if fresh {
