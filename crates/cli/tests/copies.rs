@@ -259,7 +259,7 @@ fn a_slash_at_the_end_names_a_directory() {
         b.run(&["cp", from, to]).fails(1, &["backup", "no such directory: make it first"]);
         b.run(&["cp", "-a", "link", to]).code(1);
     }
-    b.run(&["cp", "f", "vol.img:/dir/f/"]).fails(1, &["/dir/f: is no directory"]);
+    b.run(&["cp", "f", "vol.img:/dir/f/"]).fails(1, &["/dir/f: not a directory"]);
     assert_eq!(b.run(&["ls", "vol.img:/"]).ok().out, "dir\n");
     assert!(!b.path("backup").exists());
     // a directory makes it

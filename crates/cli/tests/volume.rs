@@ -100,9 +100,9 @@ fn wrong_copies_are_refused() {
     b.run(&["cp", "-r", "dir", "vol.img:/d"]).ok();
     b.run(&["cp", "file", "vol.img:/d/a"]).ok();
     assert_eq!(b.run(&["cat", "vol.img:/d/a"]).ok().out, "f");
-    // slashes in front, and behind what is no destination, mean nothing
+    // slashes in front mean nothing
     b.run(&["cp", "file", "vol.img://d/b"]).ok();
-    b.run(&["cp", "vol.img://d/b//", "vol.img:/d/b"]).fails(1, &["same file"]);
+    b.run(&["cp", "vol.img:///d//b", "vol.img:/d/b"]).fails(1, &["same file"]);
     assert_eq!(b.run(&["cat", "vol.img:/d/b"]).ok().out, "f");
     b.run(&["rm", "vol.img:/d/b"]).ok();
     b.run(&["cp", "vol.img:/d/a", "vol.img:/d/a"]).fails(1, &["same file"]);
@@ -582,6 +582,27 @@ fn a_message_that_cannot_be_written_changes_no_exit_code() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_braidfs"));
         run(command.args(args).current_dir(b.path(".")).stderr(full)).code(code);
     }
+}
+
+/// As with ls(1), cat(1), cp(1) and rm(1): what is named so is a directory, and no file is removed by it, nor a symlink.
+#[test]
+fn a_slash_behind_a_name_is_for_directories() {
+    let b = Bench::with_volume();
+    b.write("f", b"content");
+    b.run(&["cp", "f", "vol.img:/f"]).ok();
+    b.run(&["mkdir", "vol.img:/d/"]).ok();
+    for command in ["rm", "cat", "ls"] {
+        b.run(&[command, "vol.img:/f/"]).fails(1, &["vol.img:/f", "not a directory"]);
+    }
+    b.run(&["cp", "vol.img:/f/", "vol.img:/g"]).fails(1, &["vol.img:/f", "not a directory"]);
+    b.run(&["cp", "vol.img:/f", "vol.img:/d/"]).ok();
+    std::os::unix::fs::symlink("d", b.path("l")).unwrap();
+    b.run(&["cp", "-r", "l", "vol.img:/l"]).ok();
+    b.run(&["rm", "-r", "vol.img:/l/"]).fails(1, &["vol.img:/l", "not a directory"]);
+    assert_eq!(b.run(&["ls", "-l", "vol.img:/l/"]).ok().out.lines().count(), 1);
+    assert_eq!(b.run(&["ls", "vol.img"]).ok().out, "d\nf\nl\n");
+    b.run(&["rm", "-r", "vol.img:/d/"]).ok();
+    assert_eq!(b.run(&["ls", "vol.img:/"]).ok().out, "f\nl\n");
 }
 
 #[test]

@@ -341,8 +341,7 @@ impl<T: Tree> Dest<'_, T> {
         }
         if top && !self.into_dir && to.ends_with(b"/") {
             // as the kernel has it: a slash is behind nothing but a directory
-            let why = if old.is_some() { "is no directory" } else { "no such directory: make it first" };
-            return Err(here(why.into()));
+            return Err(here("no such directory: make it first".into()));
         }
         if !self.recursive && !matches!(meta.kind, FileKind::File | FileKind::Symlink) {
             return Err("is a special file: copy it with -r".into());

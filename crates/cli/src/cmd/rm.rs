@@ -61,6 +61,10 @@ fn remove(tree: &VolumeTree, path: &[u8], recursive: bool) -> Result<bool, Error
     let (dir, name) = tree.parent(path)?;
     let attr = tree.volume().lookup(dir, name)?;
     if attr.kind() != FileKind::Dir {
+        // as rm(1): a slash at the end says that a directory is meant, and what a symlink leads to is not removed by it
+        if path.ends_with(b"/") {
+            return Err(Error::NotDir);
+        }
         return tree.volume().unlink(dir, name).map(|()| true);
     }
     if !recursive {

@@ -122,11 +122,10 @@ impl VolumeTree {
     }
 }
 
-/// Without slashes in front and at the end.
+/// Without slashes in front. One at the end says that a directory is meant.
 fn relative(path: &[u8]) -> &[u8] {
     let start = path.iter().position(|&b| b != b'/').unwrap_or(path.len());
-    let end = path.iter().rposition(|&b| b != b'/').map_or(start, |i| i + 1);
-    &path[start..end]
+    &path[start..]
 }
 
 impl Tree for VolumeTree {
@@ -138,7 +137,9 @@ impl Tree for VolumeTree {
         relative(path)
     }
     fn show(&self, path: &[u8]) -> String {
-        format!("{}:/{}", self.device, text::name(relative(path)))
+        let path = relative(path);
+        let end = path.iter().rposition(|&b| b != b'/').map_or(0, |i| i + 1);
+        format!("{}:/{}", self.device, text::name(&path[..end]))
     }
     fn way_up(&self, dir: &[u8]) -> io::Result<Vec<(u64, u64)>> {
         let mut at = call(self.attr(dir, true))?.ino;
@@ -161,7 +162,7 @@ mod tests {
 
     #[test]
     fn paths_become_relative() {
-        for (path, want) in [("/a/b/", "a/b"), ("//a", "a"), ("/", ""), ("", ""), ("a", "a")] {
+        for (path, want) in [("/a/b/", "a/b/"), ("//a", "a"), ("//", ""), ("", ""), ("a", "a")] {
             assert_eq!(relative(path.as_bytes()), want.as_bytes());
         }
     }
