@@ -2,10 +2,11 @@
 """Builds tests and runs the test programs several at once: cargo runs one after another, and many of them wait more than they
 compute.
 
-usage: test-programs.py [--jobs N] CARGO-TEST-COMMAND...
+usage: test-programs.py [--jobs N] [--leave NAME,NAME...] CARGO-TEST-COMMAND...
 
 N programs at once (default 3: each has a thread per core already), each in the folder of its package, as cargo would; those that are
-known to take long begin first, so that none is left running alone at the end. What one prints comes out when it has ended; at the end
+known to take long begin first, so that none is left running alone at the end. Those of --leave are built and not run, which is said; a
+name that no program has is an error. What one prints comes out when it has ended; at the end
 those that failed are named, and the exit code is 1. Tests in the documentation are run by cargo as usual.
 
 A program that has not ended after BRAIDFS_PROGRAM_SECONDS (default 2700) is killed, and has failed; so has a file of tests without a
@@ -119,6 +120,7 @@ def interrupted(*_):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=3, metavar="N")
+    parser.add_argument("--leave", type=lambda names: names.split(","), default=[], metavar="NAMES")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="CARGO-TEST-COMMAND")
     args = parser.parse_args()
     if not args.command or args.jobs < 1:
@@ -128,6 +130,10 @@ def main():
     tests = programs(args.command)
     if not tests:
         sys.exit("test-programs: the command builds no test program")
+    left = [test[0] for test in tests if test[0].removeprefix("test ") in args.leave]
+    if len(left) != len(args.leave):
+        sys.exit(f"test-programs: of {', '.join(args.leave)} there are only {', '.join(left) or 'none'}")
+    tests = [test for test in tests if test[0] not in left]
     failed = []
     pool = concurrent.futures.ThreadPoolExecutor(args.jobs)
     try:
@@ -143,6 +149,8 @@ def main():
         raise
     if subprocess.run([*args.command, "--doc"], check=False).returncode:
         failed.append("tests in the documentation")
+    if left:
+        print(f"left to `make heavy`: {', '.join(left)}")
     print(f"{len(tests)} test programs, {len(failed)} failed" + "".join(f"\nFAILED  {f}" for f in failed))
     return 1 if failed else 0
 

@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 /// Fewer states say nothing: recovery was too slow, or hardly anything was written.
 const LEAST_STATES: u64 = 10_000;
+/// Who asks for fewer has the first parts only, and not all that may happen.
+const WHOLE: u64 = 100_000;
 
 #[test]
 fn crashes_in_short_sequences() {
@@ -23,7 +25,7 @@ fn crashes_in_short_sequences() {
     let plan = Plan::new(Kind::ORDINARY, 1);
     let mut limits = Limits::brief();
     limits.until = in_seconds(env_number("BRAIDFS_CRASH_SECONDS", 900));
-    limits.states = env_number("BRAIDFS_CRASH_STATES", 100_000);
+    limits.states = env_number("BRAIDFS_CRASH_STATES", WHOLE);
     limits.failures = 3;
     let second = env_number("BRAIDFS_CRASH_SECOND", limits.depth.second_every);
     for (depth, times) in [(&mut limits.depth, 1), (&mut limits.three, 1), (&mut limits.random, 4)] {
@@ -48,10 +50,13 @@ fn crashes_in_short_sequences() {
         })
         .collect();
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
-    assert_eq!(done.len(), TURNS.len(), "not all parts were begun: BRAIDFS_CRASH_SECONDS or _STATES is too low");
     let (states, least) = (report.counts.states(), limits.states.min(LEAST_STATES));
     assert!(states >= least, "{states} crash states judged, {least} are the least: BRAIDFS_CRASH_SECONDS is too low");
     assert_eq!(report.counts.strays, 0, "recovery depends on more than what it reads");
+    if limits.states < WHOLE {
+        return;
+    }
+    assert_eq!(done.len(), TURNS.len(), "not all parts were begun: BRAIDFS_CRASH_SECONDS is too low");
     let c = &report.counts;
     let happened = [
         ("names changed beside each other", c.changed_beside.min(c.states_beside)),
