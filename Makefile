@@ -90,7 +90,7 @@ aging: deps ## file systems that age: filled to 70 to 95 %, overwritten and chur
 # Mount tests, and those of the packages, wait half of their time: the heavy tests have what they leave of the cores.
 # What is skipped is noted in a file of this run, and listed at its end.
 test: export BRAIDFS_SKIPS := $(abspath $(TARGET))/skipped-$(shell echo $$PPID).txt
-test: deps-test layers api fmt clippy doc unit-programs ## everything that must pass before a change goes in (about 20 minutes on two cores, compiling included; BRAIDFS_NO_SKIP=1: and run)
+test: deps-test layers api fmt clippy doc unit-programs ## everything that must pass before a change goes in (20 to 25 minutes on two cores, compiling included; BRAIDFS_NO_SKIP=1: and run)
 	@$(MAKE) --no-print-directory -j2 unit-then-mounts heavy-beside
 	@scripts/skipped.py list
 
@@ -124,7 +124,7 @@ heavy: ## model, crash and thread tests, optimised, with bugs on purpose that th
 # Programs whose tests compare times begin last (scripts/test-programs.py), and have the machine to themselves then.
 # What is known to take longest is left to `make heavy`, or a part of what that does of it, unless the caller says how much.
 LEFT_TO_HEAVY := planted,planted_scratch,threads_pressed,crash_threads,crash_writeback,scratch,resize
-heavy-beside: export BRAIDFS_CRASH_STATES ?= 30000
+heavy-beside: export BRAIDFS_CRASH_STATES ?= 60000
 heavy-beside: export BRAIDFS_HARD_STEP ?= 12
 heavy-beside: export BRAIDFS_CRASH_SECOND ?= 48
 heavy-beside: export BRAIDFS_MODEL_OPS ?= 20000

@@ -2,7 +2,7 @@
 //! crash at a few places leaves. What a commit, the cleaner or an fsync needs in memory longer than it stays there is seen so.
 //!
 //! `BRAIDFS_SEED`, `BRAIDFS_THREAD_RUNS` (default 150). The seed gives the run, schedule included. With `--features planted-bugs`
-//! the runs, twice as many and 300 at least where need be, must find a commit that lets go of its cells.
+//! the runs, twice as many where need be, must find a commit that lets go of its cells.
 #![cfg(feature = "schedule")]
 
 use braidfs_testkit::crash::check::Counts;
@@ -50,7 +50,7 @@ fn runs_of_threads_without_room_in_the_cache() {
     {
         use braidfs::planted::{Bug, plant};
         plant(Some(Bug::CellsLetGo));
-        let (found, _) = first_failure((2 * count).max(300));
+        let (found, _) = first_failure(2 * count);
         plant(None);
         let (seed, why) = found.expect("no run sees a commit that lets go of its cells");
         println!("with the bug: seed {seed}: {}", why.lines().next().unwrap_or_default());
