@@ -508,7 +508,7 @@ class BraidFs(Volume):
 
 
 def is_running(pid):
-    """Not when all its threads have ended: its first one may have left before the others, and they hold its files."""
+    """Until all its threads have ended: the first one may have left before the others, which hold the files of all."""
     try:
         stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
         return stat.rpartition(")")[2].split()[0] not in ("Z", "X") or len(os.listdir(f"/proc/{pid}/task")) > 1

@@ -97,11 +97,16 @@ pub fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
     path
 }
 
+/// A path without slashes at its end.
+pub fn without_end(path: &[u8]) -> &[u8] {
+    &path[..path.iter().rposition(|&b| b != b'/').map_or(0, |i| i + 1)]
+}
+
 /// The last name of a path; empty for `/`, `.` and `..`, which name no entry.
 pub fn base_name(path: &[u8]) -> &[u8] {
-    let end = path.iter().rposition(|&b| b != b'/').map_or(0, |i| i + 1);
-    let start = path[..end].iter().rposition(|&b| b == b'/').map_or(0, |i| i + 1);
-    match &path[start..end] {
+    let path = without_end(path);
+    let start = path.iter().rposition(|&b| b == b'/').map_or(0, |i| i + 1);
+    match &path[start..] {
         b"." | b".." => b"",
         name => name,
     }
@@ -109,8 +114,7 @@ pub fn base_name(path: &[u8]) -> &[u8] {
 
 /// The path before its last name.
 pub fn parent(path: &[u8]) -> &[u8] {
-    let end = path.iter().rposition(|&b| b != b'/').map_or(0, |i| i + 1);
-    &path[..path[..end].iter().rposition(|&b| b == b'/').map_or(0, |i| i + 1)]
+    &path[..without_end(path).iter().rposition(|&b| b == b'/').map_or(0, |i| i + 1)]
 }
 
 /// Bytes as an `OsString`.

@@ -61,11 +61,12 @@ impl Table {
     /// go through all that are in use each time.
     pub fn free(&mut self, from: u32, kept: impl Fn(u32) -> bool) -> Option<u32> {
         let end = self.blocks.len() as u32 * NODES_PER_BLOCK;
-        let unused = |slot: &u32| self.get(*slot).is_some_and(|e| !e.used());
-        let first = (self.full.max(from)..end).find(unused).unwrap_or(end);
-        self.full = first;
-        let unused = |slot: &u32| self.get(*slot).is_some_and(|e| !e.used());
-        (first..end).find(|slot| unused(slot) && !kept(*slot))
+        self.full = (self.full.max(from)..end).find(|slot| self.is_unused(*slot)).unwrap_or(end);
+        (self.full..end).find(|slot| self.is_unused(*slot) && !kept(*slot))
+    }
+
+    fn is_unused(&self, slot: u32) -> bool {
+        self.get(slot).is_some_and(|e| !e.used())
     }
 
     /// The entries of block `index`.

@@ -137,9 +137,7 @@ impl Tree for VolumeTree {
         relative(path)
     }
     fn show(&self, path: &[u8]) -> String {
-        let path = relative(path);
-        let end = path.iter().rposition(|&b| b != b'/').map_or(0, |i| i + 1);
-        format!("{}:/{}", self.device, text::name(&path[..end]))
+        format!("{}:/{}", self.device, text::name(text::without_end(relative(path))))
     }
     fn way_up(&self, dir: &[u8]) -> io::Result<Vec<(u64, u64)>> {
         let mut at = call(self.attr(dir, true))?.ino;

@@ -255,13 +255,12 @@ impl Volume {
             self.parent_seen(path, cred).map_err(|e| of_no_name(path, e, |_| Error::IsDir))?;
             return Err(Error::IsDir);
         }
-        if path.len() > PATH_MAX {
-            return Err(Error::NameTooLong);
-        }
         let fresh = how.create && how.exclusive;
+        // of a path that is too long the walk tells
         if fresh {
             let (above, name) = path.split_at(path.iter().rposition(|b| *b == b'/').map_or(0, |i| i + 1));
-            if !matches!(name, b"" | b"." | b"..")
+            if path.len() <= PATH_MAX
+                && !matches!(name, b"" | b"." | b"..")
                 && let Some(dir) = self.quick_seen(above, cred)
                 && self.permit_cell(&dir, cred, WRITE | SEARCH).is_ok()
             {
